@@ -1,0 +1,1 @@
+//! Data parallelism: gradients reduced over replicas, and the optimizer step.

@@ -1,0 +1,1 @@
+//! One asynchronous machine with several drivers: streams, events, memory and kernels.

@@ -1,0 +1,1 @@
+//! Reference GPT with explicit forward and backward over planned memory.

@@ -1,0 +1,1 @@
+//! Process groups without globals: grids, groups, collectives, parameters and where they lie.

@@ -1,0 +1,1 @@
+//! Composes the other crates into a training run; owns no mechanism.

@@ -1,0 +1,1 @@
+//! One binary: every test that crosses crates.
