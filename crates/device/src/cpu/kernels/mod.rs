@@ -1,0 +1,1 @@
+//! How each kernel computes on the host: plain loops over rows, no knowledge of streams.

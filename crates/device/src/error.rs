@@ -1,0 +1,393 @@
+//! Everything that can go wrong on a device.
+
+use std::{fmt, ops::Range, sync::Arc, time::Duration};
+
+use thiserror::Error;
+
+use crate::DType;
+
+/// Where an operation ran: what a user needs to find it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OpRef {
+    /// Name of the operation.
+    pub name: &'static str,
+    /// Its place in the model.
+    pub site: String,
+    /// Rank that submitted it.
+    pub rank: u32,
+    /// Stream it was submitted to.
+    pub stream: String,
+    /// Position in that stream, from 0.
+    pub seq: u64,
+}
+
+impl fmt::Display for OpRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{} (rank {}, stream '{}', #{})", self.name, self.site, self.rank, self.stream, self.seq)
+    }
+}
+
+/// How a rank left its groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// Its program returned while others still waited for it.
+    Returned,
+    /// Its program panicked.
+    Panicked,
+    /// Its device failed; this is the failure, as text.
+    Failed(String),
+    /// Its stream was dropped with work in it.
+    Dropped,
+}
+
+impl fmt::Display for Departure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Departure::Returned => f.write_str("its program returned"),
+            Departure::Panicked => f.write_str("its program panicked"),
+            Departure::Failed(cause) => write!(f, "its device failed: {cause}"),
+            Departure::Dropped => f.write_str("its stream was dropped with work queued"),
+        }
+    }
+}
+
+/// A joint operation that some members have reached and others have not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingJoint {
+    /// Name of the group.
+    pub group: String,
+    /// Position in the group's sequence, from 0.
+    pub seq: u64,
+    /// What the ranks that came ask for.
+    pub what: String,
+    /// Ranks that came.
+    pub arrived: Vec<u32>,
+    /// Ranks that did not.
+    pub missing: Vec<u32>,
+}
+
+impl fmt::Display for PendingJoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} #{} on group '{}': ranks {:?} wait for ranks {:?}",
+            self.what, self.seq, self.group, self.arrived, self.missing
+        )
+    }
+}
+
+/// List of pending joint operations, one per line, for messages.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Pending(pub Vec<PendingJoint>);
+
+impl fmt::Display for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("no joint operation is pending");
+        }
+        for (i, joint) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str("; ")?;
+            }
+            joint.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// What each member of a joint operation asked for, for messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked(pub Vec<(u32, String)>);
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (rank, what)) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str("; ")?;
+            }
+            write!(f, "rank {rank} asks {what}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Everything that can go wrong on a device. Asynchronous failures are sticky: the first one is returned by every
+/// later call on that device.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operation ran and failed.
+    #[error("{op} failed")]
+    Failed {
+        /// The operation.
+        op: OpRef,
+        /// Why.
+        #[source]
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// A host function panicked.
+    #[error("{op} panicked: {message}")]
+    Panicked {
+        /// The operation.
+        op: OpRef,
+        /// The panic's text.
+        message: String,
+    },
+    /// Two operations that no wait separates reached for the same bytes at the same time; the second did not run.
+    #[error("race on '{label}': {second} started while {first} was running; order them with an event and a wait")]
+    Race {
+        /// Memory that both touch.
+        label: String,
+        /// The one that was running.
+        first: Box<OpRef>,
+        /// The one that was refused.
+        second: Box<OpRef>,
+    },
+    /// A wait for an event that nobody has recorded. CUDA lets it pass; here it is refused.
+    #[error("stream '{stream}' of rank {rank} waits for event '{event}', which was never recorded")]
+    NeverRecorded {
+        /// Rank.
+        rank: u32,
+        /// Waiting stream.
+        stream: String,
+        /// The event.
+        event: String,
+    },
+    /// A member of a group has left or failed; its peers cannot go on.
+    #[error("rank {rank} is gone from group '{group}': {how}")]
+    PeerGone {
+        /// The rank that failed first.
+        rank: u32,
+        /// Group in which it was missed.
+        group: String,
+        /// How it left.
+        how: Departure,
+    },
+    /// Members of a group asked for different things at the same point of its sequence.
+    #[error("members of group '{group}' disagree at #{seq}: {asked}")]
+    Disagree {
+        /// Name of the group.
+        group: String,
+        /// Position in the group's sequence.
+        seq: u64,
+        /// What each asked.
+        asked: Asked,
+    },
+    /// Nothing has moved for as long as the machine waits.
+    #[error("rank {rank} waited {after:?} for stream '{stream}' and nothing moved: {pending}")]
+    Timeout {
+        /// Rank that waited.
+        rank: u32,
+        /// Stream it waited for.
+        stream: String,
+        /// The machine's limit.
+        after: Duration,
+        /// Who is missing where.
+        pending: Pending,
+    },
+    /// Every rank waits and nothing can run.
+    #[error("deadlock: {waiting}; {pending}")]
+    Deadlock {
+        /// What each rank's host waits for.
+        waiting: Asked,
+        /// Joint operations that cannot happen.
+        pending: Pending,
+    },
+    /// A stream was dropped with operations in it that had not run.
+    #[error("stream '{stream}' of rank {rank} was dropped with {queued} operations that had not run")]
+    Cancelled {
+        /// Rank.
+        rank: u32,
+        /// The stream.
+        stream: String,
+        /// Operations thrown away.
+        queued: usize,
+    },
+    /// A handle of one device was used on another.
+    #[error("{what} belongs to rank {owner} and was used by rank {used_by}; a handle belongs to one device")]
+    Foreign {
+        /// Kind and name of the handle.
+        what: String,
+        /// Rank whose device made it.
+        owner: u32,
+        /// Rank that used it.
+        used_by: u32,
+    },
+    /// Two devices of one machine were made for the same rank.
+    #[error("rank {rank} already has a device on this machine; clone it, or drop it first")]
+    RankTaken {
+        /// The rank.
+        rank: u32,
+    },
+    /// A group was opened by ranks that disagree on its members, or by a rank outside it.
+    #[error("group '{group}' has members {members:?}; rank {rank} opens it with {asked:?}")]
+    Members {
+        /// Name of the group.
+        group: String,
+        /// Members as first opened.
+        members: Vec<u32>,
+        /// The rank that disagrees.
+        rank: u32,
+        /// Members as it has them.
+        asked: Vec<u32>,
+    },
+    /// Sizes of two tensors do not fit each other.
+    #[error("{op}@{site}: {left} is {left_shape:?} and {right} is {right_shape:?}; {rule}")]
+    Shapes {
+        /// Operation.
+        op: &'static str,
+        /// Place in the model.
+        site: String,
+        /// First tensor.
+        left: &'static str,
+        /// Its sizes.
+        left_shape: Vec<usize>,
+        /// Second tensor.
+        right: &'static str,
+        /// Its sizes.
+        right_shape: Vec<usize>,
+        /// What must hold.
+        rule: &'static str,
+    },
+    /// A tensor has the wrong element type.
+    #[error("{op}@{site}: {tensor} is {have}, needs {need}")]
+    ElementType {
+        /// Operation.
+        op: &'static str,
+        /// Place in the model.
+        site: String,
+        /// The tensor.
+        tensor: &'static str,
+        /// Its type.
+        have: DType,
+        /// The type it needs.
+        need: DType,
+    },
+    /// A setting of an operation is outside its range.
+    #[error("{op}@{site}: {setting} is {value}, {rule}")]
+    Setting {
+        /// Operation.
+        op: &'static str,
+        /// Place in the model.
+        site: String,
+        /// The setting.
+        setting: &'static str,
+        /// Its value.
+        value: f64,
+        /// What must hold.
+        rule: &'static str,
+    },
+    /// An operation declares two accesses that conflict with each other.
+    #[error(
+        "{op}@{site}: accesses {first} and {second} both touch '{label}' and one writes; declare one update instead"
+    )]
+    SelfConflict {
+        /// Operation.
+        op: &'static str,
+        /// Place in the model.
+        site: String,
+        /// First access, by position.
+        first: usize,
+        /// Second access, by position.
+        second: usize,
+        /// Memory that both touch.
+        label: String,
+    },
+    /// More accesses than an operation can have.
+    #[error("{op}@{site}: {have} accesses, at most 64 are possible")]
+    TooManyAccesses {
+        /// Operation.
+        op: &'static str,
+        /// Place in the model.
+        site: String,
+        /// Declared accesses.
+        have: usize,
+    },
+    /// A piece of a view that the view does not have.
+    #[error("{what} {range:?} of '{label}' with sizes {shape:?}: there are {have}")]
+    OutOfRange {
+        /// Memory.
+        label: String,
+        /// Sizes of the view.
+        shape: Vec<usize>,
+        /// Rows or columns.
+        what: &'static str,
+        /// Asked.
+        range: Range<usize>,
+        /// There.
+        have: usize,
+    },
+    /// New sizes that do not hold the same elements.
+    #[error("'{label}' with sizes {from:?} cannot become {to:?}: as many elements, at most 4 dimensions")]
+    Reshape {
+        /// Memory.
+        label: String,
+        /// Present sizes.
+        from: Vec<usize>,
+        /// Asked sizes.
+        to: Vec<usize>,
+    },
+    /// A view with gaps where one without is needed.
+    #[error("'{label}' with sizes {shape:?} has gaps between its rows")]
+    Strided {
+        /// Memory.
+        label: String,
+        /// Sizes of the view.
+        shape: Vec<usize>,
+    },
+    /// The host asked for values on a driver that has none.
+    #[error("'{label}' has no values: the dry driver keeps shapes only")]
+    NoValues {
+        /// Memory.
+        label: String,
+    },
+    /// A frame was asked for something else than its plan holds.
+    #[error("frame '{frame}', request {request}: the plan has {planned}, the program asks for {asked}; plan again")]
+    PlanLeft {
+        /// Frame.
+        frame: String,
+        /// Position in the plan.
+        request: usize,
+        /// As recorded.
+        planned: String,
+        /// As asked now.
+        asked: String,
+    },
+    /// A saved tensor was asked for that nobody saved.
+    #[error("frame '{frame}': nothing is saved as '{tag}'; saved are {saved:?}")]
+    NotSaved {
+        /// Frame.
+        frame: String,
+        /// Asked tag.
+        tag: String,
+        /// Tags there are.
+        saved: Vec<String>,
+    },
+    /// A planned temporary was touched by a second stream, where nothing orders its reuse.
+    #[error("planned '{label}' of stream '{owner}' is touched by stream '{stream}'; give it a buffer of its own")]
+    PlannedElsewhere {
+        /// The buffer.
+        label: String,
+        /// Stream of the frame.
+        owner: String,
+        /// The other stream.
+        stream: String,
+    },
+    /// A machine was asked for with a setting that cannot be.
+    #[error("machine setting {setting} is {value}, {rule}")]
+    Machine {
+        /// The setting.
+        setting: &'static str,
+        /// Its value.
+        value: usize,
+        /// What must hold.
+        rule: &'static str,
+    },
+}
+
+impl Error {
+    /// This failure only repeats that of another rank.
+    pub fn is_echo(&self) -> bool {
+        matches!(self, Error::PeerGone { how: Departure::Failed(_) | Departure::Panicked, .. })
+    }
+}

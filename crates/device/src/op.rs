@@ -1,0 +1,136 @@
+//! Operations: a name, a place in the model, declared accesses and what to run.
+
+use std::sync::Arc;
+
+use crate::{View, cpu::Args, ops::Kernel};
+
+/// How an operation touches a view.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Mode {
+    /// Read only.
+    Read,
+    /// Every element is written, none is read.
+    Write,
+    /// Read and written.
+    Update,
+}
+
+impl Mode {
+    /// Writes at least some elements.
+    pub const fn writes(self) -> bool {
+        !matches!(self, Mode::Read)
+    }
+
+    /// Two accesses of shared bytes that no order separates are a race.
+    pub const fn conflicts(self, other: Mode) -> bool {
+        self.writes() || other.writes()
+    }
+}
+
+/// A view and what is done to it.
+#[derive(Clone, Debug)]
+pub struct Access {
+    /// The memory.
+    pub view: View,
+    /// The way it is touched.
+    pub mode: Mode,
+}
+
+impl Access {
+    /// Declares a read.
+    pub fn read(view: &View) -> Access {
+        Access { view: view.clone(), mode: Mode::Read }
+    }
+
+    /// Declares that every element is written and none is read.
+    pub fn write(view: &View) -> Access {
+        Access { view: view.clone(), mode: Mode::Write }
+    }
+
+    /// Declares a read and a write.
+    pub fn update(view: &View) -> Access {
+        Access { view: view.clone(), mode: Mode::Update }
+    }
+
+    /// The two may not run at the same time.
+    pub fn conflicts(&self, other: &Access) -> bool {
+        self.mode.conflicts(other.mode) && self.view.overlaps(&other.view)
+    }
+}
+
+/// Where in the model an operation belongs (`h0.attn.qkv`). Cloning shares the text.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Site {
+    /// Known when the program was written.
+    Static(&'static str),
+    /// Made once, when the model is built.
+    Shared(Arc<str>),
+}
+
+impl Site {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Site::Static(s) => s,
+            Site::Shared(s) => s,
+        }
+    }
+}
+
+impl From<&'static str> for Site {
+    fn from(s: &'static str) -> Site {
+        Site::Static(s)
+    }
+}
+
+impl From<String> for Site {
+    fn from(s: String) -> Site {
+        Site::Shared(s.into())
+    }
+}
+
+impl From<&Site> for Site {
+    fn from(s: &Site) -> Site {
+        s.clone()
+    }
+}
+
+/// The cause of a failed operation, as a host function reports it.
+pub type OpError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A user's own operation. `Fn`: replay and search run it again.
+pub type HostFn = dyn Fn(&mut Args<'_>) -> Result<(), OpError> + Send + Sync;
+
+/// What runs.
+#[derive(Clone)]
+pub enum Launch {
+    /// One of the known kernels.
+    Kernel(Kernel),
+    /// A function on the host's memory. Skipped on the `dry` driver, like all that computes.
+    Host(Arc<HostFn>),
+}
+
+/// One unit of work on a stream.
+#[derive(Clone)]
+pub struct Op {
+    /// What it does (`gemm`).
+    pub name: &'static str,
+    /// Where in the model.
+    pub site: Site,
+    /// All the memory it can reach.
+    pub accesses: Vec<Access>,
+    /// What runs.
+    pub launch: Launch,
+}
+
+impl Op {
+    /// A user's own operation.
+    pub fn host(
+        name: &'static str,
+        site: impl Into<Site>,
+        accesses: Vec<Access>,
+        run: impl Fn(&mut Args<'_>) -> Result<(), OpError> + Send + Sync + 'static,
+    ) -> Op {
+        Op { name, site: site.into(), accesses, launch: Launch::Host(Arc::new(run)) }
+    }
+}
