@@ -33,6 +33,7 @@ const RULES: &[(&str, Rule)] = &[
     ("machine-path", traces::no_path_of_one_machine),
     ("host", traces::hosts_are_public),
     ("feature-rows", pages::feature_rows_are_complete),
+    ("invariants", pages::invariants_are_guarded),
     ("named-test", pages::named_tests_exist),
     ("link", pages::links_and_page_names_resolve),
     ("decision", pages::decisions_are_whole_and_cover_dependencies),
@@ -83,6 +84,7 @@ mod tests {
             ("crates/gtp/README.md", "# gtp\n".into()),
             ("crates/gtp/src/lib.rs", upper.into()),
             ("docs/features.md", pages::complete_features("`crates/device/src/lib.rs::holds`")),
+            ("docs/architecture.md", pages::complete_invariants("milestone: gtp")),
             ("docs/decisions/0001-x.md", decision.into()),
         ]
     }
@@ -106,6 +108,7 @@ mod tests {
             ("machine-path", "run.sh", concat!("cd /wo", "rk/main\n").into()),
             ("host", "run.sh", concat!("curl https", "://mirror.example/index\n").into()),
             ("feature-rows", "docs/features.md", "| PG-01 | again | later: twice |\n".into()),
+            ("invariants", "docs/architecture.md", "| 16 | again | later |\n".into()),
             ("named-test", "docs/guide.md", "`crates/device/src/lib.rs::gone`\n".into()),
             ("link", "docs/guide.md", "[lost](nowhere.md)\n".into()),
             ("decision", "Cargo.toml", "tokio = \"1\"\n".into()),

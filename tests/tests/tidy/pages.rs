@@ -5,6 +5,8 @@ use super::tree::{Finding, Tree, line_of};
 use std::collections::{BTreeMap, BTreeSet};
 
 const FEATURES: &str = "docs/features.md";
+const ARCHITECTURE: &str = "docs/architecture.md";
+const INVARIANTS: usize = 16;
 const DECISIONS: &str = "docs/decisions/";
 
 /// Areas of docs/features.md with the number of their rows, 130 in all.
@@ -12,7 +14,8 @@ const AREAS: &[(&str, usize)] =
     &[("PG", 17), ("GC", 32), ("GT", 18), ("DP", 20), ("DO", 11), ("PS", 10), ("TR", 12), ("OB", 5), ("TS", 5)];
 
 /// What a row without a test may wait for.
-const MILESTONES: &[&str] = &["Foundation 1", "Foundation 2", "graphcap", "gtp", "CUDA", "several GPUs", "pipeline", "checkpoint"];
+const MILESTONES: &[&str] =
+    &["Foundation 1", "Foundation 2", "graphcap", "gtp", "CUDA", "several GPUs", "pipeline", "checkpoint"];
 
 fn feature_ids() -> impl Iterator<Item = String> {
     AREAS.iter().flat_map(|(area, rows)| (1..=*rows).map(move |n| format!("{area}-{n:02}")))
@@ -57,6 +60,43 @@ fn entry_is_valid(entry: &str) -> bool {
     !named_tests(entry).is_empty()
         || says("milestone:").is_some_and(|name| MILESTONES.contains(&name))
         || says("later:").is_some_and(|reason| reason.len() > 3)
+}
+
+/// docs/architecture.md lists each invariant once, with the tests that guard it or the milestones that bring them.
+pub(crate) fn invariants_are_guarded(tree: &Tree) -> Vec<Finding> {
+    let Some(page) = tree.get(ARCHITECTURE) else {
+        return vec![Finding::new(ARCHITECTURE, 0, "the page is missing")];
+    };
+    let mut missing: BTreeSet<usize> = (1..=INVARIANTS).collect();
+    let mut found = Vec::new();
+    for (number, line) in page.lines().enumerate().filter(|(_, l)| l.starts_with('|')) {
+        let cells: Vec<&str> = line.trim().trim_matches('|').split('|').map(str::trim).collect();
+        let Ok(id) = cells[0].parse() else { continue };
+        let guard = cells.last().unwrap_or(&"");
+        let later =
+            guard.strip_prefix("milestone:").is_some_and(|m| m.split(',').all(|m| MILESTONES.contains(&m.trim())));
+        if !missing.remove(&id) {
+            found.push(Finding::new(
+                ARCHITECTURE,
+                number + 1,
+                format!("invariant {id} stands twice or does not exist"),
+            ));
+        }
+        if !later && named_tests(guard).is_empty() {
+            found.push(Finding::new(
+                ARCHITECTURE,
+                number + 1,
+                format!("invariant {id} names no test and no milestone"),
+            ));
+        }
+    }
+    found.extend(missing.into_iter().map(|id| Finding::new(ARCHITECTURE, 0, format!("invariant {id} is missing"))));
+    found
+}
+
+/// A page of all invariants with the same guard, for planted repositories.
+pub(crate) fn complete_invariants(guard: &str) -> String {
+    (1..=INVARIANTS).map(|id| format!("| {id} | holds | {guard} |\n")).collect()
 }
 
 /// Code spans of the form `folder/file.rs::name`, with their offsets.
@@ -253,6 +293,23 @@ mod tests {
         assert!(check(&format!("{page}| GT-19 | more | later: a reason |\n"))[0].contains("GT-19"));
         assert!(check(&page.replacen("| a title |", "|  |", 1))[0].contains("PG-01 needs"));
         assert_eq!(feature_rows_are_complete(&Tree::of(&[])).len(), 1);
+    }
+
+    #[test]
+    fn an_invariant_without_guard_or_twice_is_noticed() {
+        let page = complete_invariants("milestone: gtp, checkpoint");
+        let check = |page: &str| whats(invariants_are_guarded(&Tree::of(&[(ARCHITECTURE, page)])));
+        assert!(check(&page).is_empty());
+        assert!(check(&page.replace("milestone: gtp, checkpoint", "`a/tests/b.rs::c`")).is_empty());
+        assert_eq!(
+            check(&page.replacen("gtp, checkpoint", "gtp, someday", 1)),
+            ["invariant 1 names no test and no milestone"]
+        );
+        assert_eq!(
+            check(&page.replace("| 7 |", "| 8 |")),
+            ["invariant 8 stands twice or does not exist", "invariant 7 is missing"]
+        );
+        assert!(check(&format!("{page}| crate | idea | never |\n")).is_empty());
     }
 
     #[test]
