@@ -3,7 +3,7 @@
 //! Planning comes first and needs no device: a [`Layout`] lays axes over ranks, a [`GroupsPlan`] says which groups
 //! are made in which order and where one rank stands in them, a [`Placement`] says who holds which elements of a
 //! parameter. What is planned here is checked; what is built from it has nothing left to check.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 // Ranks and axes.
 mod axis; //         names, and the order they are laid out in
@@ -53,3 +53,13 @@ pub use self::{
     violation::{LayoutViolation, Nearest, Steps, Violations},
     world::{Attendee, DeviceSharing, World, check_attendance},
 };
+
+/// The page's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/pgroups.md")]
+struct Page;
+
+/// So do the README's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

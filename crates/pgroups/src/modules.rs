@@ -31,10 +31,11 @@ impl<T> Modules<T> {
             if all.entries.iter().any(|(known, _)| *known == name) {
                 return Err(PlanError::ModuleTwice { name });
             }
-            if role == ModuleRole::Language {
-                if let Some(first) = all.language.replace(all.entries.len()) {
-                    return Err(PlanError::TwoLanguageModules { first: all.entries[first].0.clone(), second: name });
-                }
+            if role == ModuleRole::Language
+                && let Some(first) = all.language.replace(all.entries.len())
+            {
+                let first = all.entries[first].0.clone();
+                return Err(PlanError::TwoLanguageModules { first, second: name });
             }
             all.entries.push((name, value));
         }

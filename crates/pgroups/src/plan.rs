@@ -208,6 +208,15 @@ impl GroupsPlan {
     }
 }
 
+/// The groups this rank is in, with their sizes: `rank 5: tp(2), dp(4)`.
+impl fmt::Display for GroupsPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let own = self.entries.iter().filter_map(|entry| Some((&entry.key, entry.own()?.size())));
+        let own: Vec<String> = own.map(|(key, size)| format!("{key}({size})")).collect();
+        write!(f, "rank {}: {}", self.rank, own.join(", "))
+    }
+}
+
 impl PlannedKey {
     /// The key.
     #[must_use]
