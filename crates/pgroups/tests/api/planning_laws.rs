@@ -9,9 +9,10 @@ use crate::planning_support::{axis, lists};
 
 /// Layouts whose grids agree: all axes, expert sizes that multiply to the dense ones, any order with `pp` last.
 fn layouts() -> impl Strategy<Value = LayoutConfig> {
-    let sizes = (1u32..4, 1u32..4, 1u32..3, 1u32..4, 1u32..4);
+    let sizes = (1u32..4, 1u32..4, prop::collection::vec(1u32..3, 3), 1u32..4, 1u32..4);
     let order = Just(vec!["tp", "gtp", "cp", "ep", "dp"]).prop_shuffle();
-    (sizes, order, any::<bool>(), 0u32..5).prop_map(|((tp, gtp, cp, dp, pp), order, swap, offset)| {
+    (sizes, order, any::<bool>(), 0u32..5).prop_map(|((tp, gtp, cp_levels, dp, pp), order, swap, offset)| {
+        let cp: u32 = cp_levels.iter().product();
         let size = tp * gtp * cp * dp * pp;
         let (ep, egtp) = if swap { (gtp, tp) } else { (tp, gtp) };
         LayoutConfig {
@@ -20,6 +21,7 @@ fn layouts() -> impl Strategy<Value = LayoutConfig> {
             tp,
             gtp,
             cp,
+            cp_levels,
             ep,
             pp,
             expt_tp: Some(1),
@@ -53,13 +55,14 @@ proptest! {
     #[test]
     fn groups_come_by_smallest_rank_and_members_ascend(config in layouts()) {
         let layout = Layout::new(&config).unwrap();
+        let report = groups_report(&layout).unwrap();
         for standard in Standard::all(&layout) {
             // Joined and cut groups follow the order of the groups they come from.
             if matches!(standard, Standard::IntraDistOpt | Standard::IntraDpCp | Standard::InterDpCp
-                | Standard::IntraExptDp | Standard::InterExptDp | Standard::DynamicDpCp { .. }) {
+                | Standard::IntraExptDp | Standard::InterExptDp | Standard::DynamicDpCp { .. }
+                    | Standard::HierarchicalCp { .. }) {
                 continue;
             }
-            let report = groups_report(&layout).unwrap();
             let groups = lists(report.get(&standard.into()).unwrap());
             prop_assert!(groups.is_sorted_by_key(|group| group[0]), "{standard}");
             let ascends = |group: &Vec<u32>| group.is_sorted();

@@ -1,11 +1,11 @@
 //! What plans promise, a claim a test. The feature of docs/features.md is named above each.
 
 use pgroups::{
-    Consumer, Derived, GlobalRank, GroupsPlan, Key, ModuleRole, Modules, Needs, PlanError, PlanWarning, Planned,
-    WhyEmpty,
+    Axis, Consumer, Derived, GlobalRank, GroupsPlan, Key, Layout, LayoutConfig, ModuleRole, Modules, Needs, PlanError,
+    PlanWarning, Planned, ViewConfig, ViewName, WhyEmpty,
 };
 
-use crate::planning_support::{axis, layout, plan, ranks};
+use crate::planning_support::{axis, config, layout, plan, ranks, sized};
 
 // PG-12
 #[test]
@@ -55,6 +55,20 @@ fn what_the_layout_proves_is_derived_when_absent() {
         assert_eq!(found.of(&Key::INTER_DP_CP), Some(&Derived::Empty));
         assert_eq!(found.warnings, []);
     }
+}
+
+// PG-13
+#[test]
+fn equal_members_are_seen_through_another_factorisation() {
+    // tp | gtp | dp and pp together: the same steps as the view's a | gap | b.
+    let ours = ViewName::new("ours").unwrap();
+    let view = ViewConfig { name: ours.clone(), axes: sized(&[("a", 2), ("gap", 2), ("b", 6)]), shared: vec![] };
+    let layout = Layout::new(&LayoutConfig { views: vec![view], ..config(24, "tp=2,gtp=2,dp=2,pp=3") }).unwrap();
+    let over = |axes: [&str; 2]| Key::in_view(ours.clone(), axes.map(axis));
+    let mine = Key::over([Axis::TP, Axis::DP, Axis::PP]);
+    let plan = plan(&layout, std::slice::from_ref(&mine), 13);
+    assert_eq!(plan.derive(&over(["a", "b"]), "test"), Ok(Derived::SameAs(mine)));
+    assert!(plan.derive(&over(["gap", "b"]), "test").is_err());
 }
 
 // PG-13, fault B02
