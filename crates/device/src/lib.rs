@@ -1,5 +1,6 @@
 //! One asynchronous machine with several drivers: streams, events, memory and kernels.
 
+mod arena;
 mod cpu;
 mod device;
 mod download;
@@ -8,6 +9,7 @@ mod engine;
 mod error;
 mod event;
 mod exchange;
+mod frame;
 mod handoff;
 mod machine;
 mod meeting;
@@ -23,6 +25,7 @@ mod trace;
 mod view;
 mod why;
 
+pub use self::arena::{FramePlan, Place};
 pub use self::cpu::{ArgError, Args, Fresh, Rows, RowsMut};
 pub use self::device::{Device, MemoryUse};
 pub use self::download::Download;
@@ -30,6 +33,7 @@ pub use self::dtype::{DType, Element, bf16};
 pub use self::error::{Asked, Departure, Error, OpRef, Pending, PendingJoint};
 pub use self::event::Event;
 pub use self::exchange::{Exchange, Reduce};
+pub use self::frame::Frame;
 pub use self::machine::{HostTurn, Machine, Options};
 pub use self::meeting::Meeting;
 pub use self::op::{Access, HostFn, Launch, Mode, Op, OpError, Site};
