@@ -1,6 +1,6 @@
 //! The only way from an operation to memory: its declared accesses, each checked and each mutable one taken once.
 
-use std::{cell::Cell, marker::PhantomData, slice};
+use std::{cell::Cell, marker::PhantomData, ops::Range, slice};
 
 use thiserror::Error;
 
@@ -213,6 +213,37 @@ impl<'a, T> Rows<'a, T> {
         // SAFETY: row `i` is inside the region that `Args` checked, or inside the slice given to `of`.
         unsafe { slice::from_raw_parts(self.base.add(i * self.pitch), self.cols) }
     }
+
+    /// There are no gaps between rows.
+    pub fn is_flat(&self) -> bool {
+        self.rows <= 1 || self.pitch == self.cols
+    }
+
+    /// All elements as one row, where there are no gaps; the same matrix otherwise.
+    pub(crate) fn flat(self) -> Rows<'a, T> {
+        if !self.is_flat() {
+            return self;
+        }
+        let cols = self.rows * self.cols;
+        Rows { rows: 1, cols, pitch: cols, ..self }
+    }
+
+    /// A part. Panics past the end.
+    pub(crate) fn block(&self, rows: Range<usize>, cols: Range<usize>) -> Rows<'a, T> {
+        inside((self.rows, self.cols), &rows, &cols);
+        if rows.is_empty() || cols.is_empty() {
+            return Rows { rows: rows.len(), cols: cols.len(), pitch: cols.len(), ..*self };
+        }
+        // SAFETY: the first element of the part is an element of the matrix.
+        let base = unsafe { self.base.add(rows.start * self.pitch + cols.start) };
+        Rows { base, rows: rows.len(), cols: cols.len(), pitch: self.pitch, life: PhantomData }
+    }
+}
+
+/// Panics unless the part lies inside the matrix.
+fn inside((have_rows, have_cols): (usize, usize), rows: &Range<usize>, cols: &Range<usize>) {
+    let fits = rows.start <= rows.end && rows.end <= have_rows && cols.start <= cols.end && cols.end <= have_cols;
+    assert!(fits, "rows {rows:?}, columns {cols:?} of {have_rows}x{have_cols}");
 }
 
 /// A matrix whose rows may have gaps between them, for writing.
@@ -270,5 +301,35 @@ impl<'a, T> RowsMut<'a, T> {
         assert!(i < self.rows, "row {i} of {}", self.rows);
         // SAFETY: row `i` is inside the claimed region; `&mut self` makes this the only reference into it.
         unsafe { slice::from_raw_parts_mut(self.base.add(i * self.pitch), self.cols) }
+    }
+
+    /// There are no gaps between rows.
+    pub fn is_flat(&self) -> bool {
+        self.rows <= 1 || self.pitch == self.cols
+    }
+
+    /// All elements as one row, where there are no gaps; the same matrix otherwise.
+    pub(crate) fn flat(self) -> RowsMut<'a, T> {
+        if !self.is_flat() {
+            return self;
+        }
+        let cols = self.rows * self.cols;
+        RowsMut { rows: 1, cols, pitch: cols, ..self }
+    }
+
+    /// The same matrix for reading.
+    pub(crate) fn as_rows(&self) -> Rows<'_, T> {
+        Rows { base: self.base, rows: self.rows, cols: self.cols, pitch: self.pitch, life: PhantomData }
+    }
+
+    /// A part. Panics past the end.
+    pub(crate) fn block_mut(&mut self, rows: Range<usize>, cols: Range<usize>) -> RowsMut<'_, T> {
+        inside((self.rows, self.cols), &rows, &cols);
+        if rows.is_empty() || cols.is_empty() {
+            return RowsMut { rows: rows.len(), cols: cols.len(), pitch: cols.len(), life: PhantomData, ..*self };
+        }
+        // SAFETY: the first element of the part is an element of the matrix.
+        let base = unsafe { self.base.add(rows.start * self.pitch + cols.start) };
+        RowsMut { base, rows: rows.len(), cols: cols.len(), pitch: self.pitch, life: PhantomData }
     }
 }

@@ -1,1 +1,56 @@
 //! How each kernel computes on the host: plain loops over rows, no knowledge of streams.
+
+mod activation;
+mod adamw;
+mod attention;
+mod cross_entropy;
+mod elementwise;
+mod embedding;
+mod gemm;
+mod lines;
+mod math;
+mod norm;
+mod reduce;
+mod rotary;
+mod wide;
+
+use crate::{Args, Kernel, OpError};
+
+pub(crate) fn run(kernel: &Kernel, args: &mut Args<'_>) -> Result<(), OpError> {
+    match kernel {
+        Kernel::Gemm(spec) => gemm::gemm(spec, args)?,
+        Kernel::LayerNorm(spec) => norm::layer_norm(spec, args)?,
+        Kernel::LayerNormBackward(spec) => norm::layer_norm_backward(spec, args)?,
+        Kernel::LayerNormGrad(spec) => norm::layer_norm_grad(spec, args)?,
+        Kernel::RmsNorm(spec) => norm::rms_norm(spec, args)?,
+        Kernel::RmsNormBackward(spec) => norm::rms_norm_backward(spec, args)?,
+        Kernel::RmsNormGrad(spec) => norm::rms_norm_grad(spec, args)?,
+        Kernel::Gelu(spec) => activation::gelu(spec, args)?,
+        Kernel::GeluBackward(spec) => activation::gelu_backward(spec, args)?,
+        Kernel::SwiGlu(_) => activation::swiglu(args)?,
+        Kernel::SwiGluBackward(_) => activation::swiglu_backward(args)?,
+        Kernel::RotaryTable(spec) => rotary::table(spec, args)?,
+        Kernel::Rotary(spec) => rotary::rotary(spec, args)?,
+        Kernel::Embedding(spec) => embedding::embedding(spec, args)?,
+        Kernel::EmbeddingGrad(spec) => embedding::embedding_grad(spec, args)?,
+        Kernel::PositionGrad(spec) => embedding::position_grad(spec, args)?,
+        Kernel::Attention(spec) => attention::forward(spec, args)?,
+        Kernel::AttentionBackward(spec) => attention::backward(spec, args)?,
+        Kernel::CrossEntropy(spec) => cross_entropy::cross_entropy(spec, args)?,
+        Kernel::VocabPartials(spec) => cross_entropy::partials(spec, args)?,
+        Kernel::VocabRescale(_) => cross_entropy::rescale(args)?,
+        Kernel::VocabFinish(spec) => cross_entropy::finish(spec, args)?,
+        Kernel::AdamW(spec) => adamw::adamw(spec, args)?,
+        Kernel::AdvanceAdam(spec) => adamw::advance(spec, args)?,
+        Kernel::Fill(spec) => elementwise::fill(spec, args)?,
+        Kernel::Cast(_) => elementwise::cast(args)?,
+        Kernel::Scale(spec) => elementwise::scale(spec, args)?,
+        Kernel::Add(spec) => elementwise::add(spec, args)?,
+        Kernel::Axpy(spec) => elementwise::axpy(spec, args)?,
+        Kernel::BiasGrad(spec) => reduce::bias_grad(spec, args)?,
+        Kernel::Sum(spec) => reduce::sum(spec, args)?,
+        Kernel::SquaredNorm(_) => reduce::squared_norm(args)?,
+        Kernel::ClipFactor(spec) => reduce::clip_factor(spec, args)?,
+    }
+    Ok(())
+}

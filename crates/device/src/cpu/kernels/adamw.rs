@@ -1,0 +1,105 @@
+//! AdamW.
+
+use super::{lines, math::Real, wide::wide};
+use crate::{
+    Args, DType, OpError, Rows, RowsMut, bf16,
+    ops::{AdamWSpec, AdvanceAdamSpec, Hyper},
+};
+
+/// A skip flag at `index`, where there is one.
+fn skipped(declared: bool, args: &Args<'_>, index: usize) -> Result<bool, OpError> {
+    Ok(declared && args.read::<i32>(index)?[0] != 0)
+}
+
+pub(super) fn adamw(spec: &AdamWSpec, args: &mut Args<'_>) -> Result<(), OpError> {
+    let rules = Rules::new(spec, args.read(4)?);
+    let skip = skipped(spec.skip, args, if spec.copy { 6 } else { 5 })?;
+    let mut param = args.rows_mut::<f32>(0)?;
+    if !skip {
+        let (m, v) = (args.rows_mut(1)?, args.rows_mut(2)?);
+        match args.dtype(3)? {
+            DType::Bf16 => update(&mut param, m, v, args.rows::<bf16>(3)?, rules),
+            _ => update(&mut param, m, v, args.rows::<f32>(3)?, rules),
+        }
+    }
+    if spec.copy {
+        lines::two(args.rows_mut(5)?, param.as_rows(), round);
+    }
+    Ok(())
+}
+
+wide! {
+    fn round(copy: &mut [bf16], param: &[f32]) {
+        for (copy, &param) in copy.iter_mut().zip(param) {
+            *copy = bf16::store(param);
+        }
+    }
+}
+
+/// Factors of one step, each rounded to f32 once.
+#[derive(Clone, Copy)]
+struct Rules {
+    clip: f32,
+    beta1: f32,
+    rest1: f32,
+    beta2: f32,
+    rest2: f32,
+    /// 1 − lr·decay.
+    shrink: f32,
+    /// lr / (1 − beta1ᵗ).
+    rate: f32,
+    /// 1 / √(1 − beta2ᵗ).
+    spread: f32,
+    eps: f32,
+}
+
+impl Rules {
+    fn new(spec: &AdamWSpec, scalars: &[f32]) -> Rules {
+        let at = |index: usize| f64::from(scalars[index]);
+        Rules {
+            clip: scalars[Hyper::CLIP],
+            beta1: spec.beta1 as f32,
+            rest1: (1.0 - spec.beta1) as f32,
+            beta2: spec.beta2 as f32,
+            rest2: (1.0 - spec.beta2) as f32,
+            shrink: (1.0 - at(Hyper::LR) * spec.weight_decay) as f32,
+            rate: (at(Hyper::LR) / at(Hyper::CORRECTION1)) as f32,
+            spread: (1.0 / at(Hyper::CORRECTION2).sqrt()) as f32,
+            eps: spec.eps as f32,
+        }
+    }
+}
+
+wide! {
+    fn update[T: Real](
+        param: &mut RowsMut<'_, f32>,
+        m: RowsMut<'_, f32>,
+        v: RowsMut<'_, f32>,
+        grad: Rows<'_, T>,
+        rules: Rules,
+    ) {
+        let (mut m, mut v) = (m, v);
+        for i in 0..grad.len() {
+            let state = param.row_mut(i).iter_mut().zip(m.row_mut(i)).zip(v.row_mut(i));
+            for (((param, m), v), &grad) in state.zip(grad.row(i)) {
+                let g = grad.load() * rules.clip;
+                *m = rules.beta1.mul_add(*m, rules.rest1 * g);
+                *v = rules.beta2.mul_add(*v, rules.rest2 * g * g);
+                let step = rules.rate * *m / v.sqrt().mul_add(rules.spread, rules.eps);
+                *param = param.mul_add(rules.shrink, -step);
+            }
+        }
+    }
+}
+
+pub(super) fn advance(spec: &AdvanceAdamSpec, args: &mut Args<'_>) -> Result<(), OpError> {
+    if skipped(spec.skip, args, 2)? {
+        return Ok(());
+    }
+    let step = &mut args.write::<i32>(0)?[0];
+    *step = step.saturating_add(1);
+    let scalars = args.write::<f32>(1)?;
+    scalars[Hyper::CORRECTION1] = (1.0 - spec.beta1.powi(*step)) as f32;
+    scalars[Hyper::CORRECTION2] = (1.0 - spec.beta2.powi(*step)) as f32;
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! AdamW on flat buffers; all that changes between steps lies on the device.
+
+use super::{Kernel, Work, activation::elements, check::Check};
+use crate::{Access, DType, Error, Op, Site, View};
+
+/// Layout of the optimizer's scalars: an f32 vector of [`Hyper::LEN`] on the device.
+///
+/// Cut single entries with [`View::flat`]: the learning rate is copied in by the host or a captured graph's input,
+/// [`AdvanceAdam`] writes the corrections, [`ClipFactor`](super::ClipFactor) the clip factor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hyper;
+
+impl Hyper {
+    /// Learning rate.
+    pub const LR: usize = 0;
+    /// 1 − beta1ᵗ.
+    pub const CORRECTION1: usize = 1;
+    /// 1 − beta2ᵗ.
+    pub const CORRECTION2: usize = 2;
+    /// Gradients are multiplied by this: clip factor, loss scale. 1 where nothing is clipped.
+    pub const CLIP: usize = 3;
+    /// Entries.
+    pub const LEN: usize = 4;
+
+    /// One entry as a view of one element.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the view is shorter.
+    pub fn entry(scalars: &View, index: usize) -> Result<View, Error> {
+        scalars.flat(index..index + 1)
+    }
+}
+
+/// Decoupled weight decay Adam:
+/// g = clip·grad, m = β1·m + (1−β1)·g, v = β2·v + (1−β2)·g²,
+/// param −= lr·decay·param, then param −= lr/c1 · m / (√v/√c2 + eps).
+///
+/// Decay is one setting for a whole buffer: launch one for each range of parameters that share it. Settings are f64
+/// so that 1 − β is exact to f32: 0.999 as f32 would be off by a part in 10⁵ there.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamW<'a> {
+    /// f32 master values, updated.
+    pub param: &'a View,
+    /// f32 or bf16, same sizes.
+    pub grad: &'a View,
+    /// f32, same sizes, updated.
+    pub m: &'a View,
+    /// f32, same sizes, updated.
+    pub v: &'a View,
+    /// bf16, same sizes, written: the new values rounded, also where the step is skipped.
+    pub copy: Option<&'a View>,
+    /// f32 `[Hyper::LEN]`, contiguous.
+    pub scalars: &'a View,
+    /// i32, one element: anything but 0 and param, m and v stay as they are, to the bit.
+    pub skip: Option<&'a View>,
+    /// In 0..1.
+    pub beta1: f64,
+    /// In 0..1.
+    pub beta2: f64,
+    /// Over 0.
+    pub eps: f64,
+    /// Not negative.
+    pub weight_decay: f64,
+}
+
+impl AdamW<'_> {
+    /// Accesses: param, m, v, grad, scalars, copy, skip.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`], [`Error::ElementType`] or [`Error::Setting`] if something does not fit.
+    pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
+        let check = Check::new("adamw", site);
+        let tensors = [("param", self.param), ("m", self.m), ("v", self.v)];
+        check.dtype(DType::F32, &tensors)?;
+        check.dtype(DType::F32, &[("scalars", self.scalars)])?;
+        check.real(&[("grad", self.grad)])?;
+        check.same_sizes(&[tensors[0], tensors[1], tensors[2], ("grad", self.grad)])?;
+        check_hyper(&check, self.scalars)?;
+        check_betas(&check, self.beta1, self.beta2)?;
+        check.setting(self.eps > 0.0, "eps", self.eps, "it must be over 0")?;
+        check.setting(self.weight_decay >= 0.0, "weight_decay", self.weight_decay, "it must not be negative")?;
+        let mut accesses = [self.param, self.m, self.v].map(Access::update).to_vec();
+        accesses.extend([self.grad, self.scalars].map(Access::read));
+        if let Some(copy) = self.copy {
+            check.dtype(DType::Bf16, &[("copy", copy)])?;
+            check.same_sizes(&[tensors[0], ("copy", copy)])?;
+            accesses.push(Access::write(copy));
+        }
+        push_skip(&check, self.skip, &mut accesses)?;
+        let spec = AdamWSpec {
+            beta1: self.beta1,
+            beta2: self.beta2,
+            eps: self.eps,
+            weight_decay: self.weight_decay,
+            copy: self.copy.is_some(),
+            skip: self.skip.is_some(),
+        };
+        Ok(check.launch(accesses, Kernel::AdamW(spec)))
+    }
+}
+
+fn check_hyper(check: &Check, scalars: &View) -> Result<(), Error> {
+    let scalars = ("scalars", scalars);
+    check.shapes(scalars.1.numel() == Hyper::LEN, scalars, scalars, "it must have Hyper::LEN elements")?;
+    check.contiguous(&[scalars])
+}
+
+fn check_betas(check: &Check, beta1: f64, beta2: f64) -> Result<(), Error> {
+    for (name, beta) in [("beta1", beta1), ("beta2", beta2)] {
+        check.setting((0.0..1.0).contains(&beta), name, beta, "it must be at least 0 and under 1")?;
+    }
+    Ok(())
+}
+
+fn push_skip(check: &Check, skip: Option<&View>, accesses: &mut Vec<Access>) -> Result<(), Error> {
+    let Some(skip) = skip else { return Ok(()) };
+    check.dtype(DType::I32, &[("skip", skip)])?;
+    check.single(&[("skip", skip)])?;
+    accesses.push(Access::read(skip));
+    Ok(())
+}
+
+/// Settings of [`Kernel::AdamW`].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AdamWSpec {
+    pub(crate) beta1: f64,
+    pub(crate) beta2: f64,
+    pub(crate) eps: f64,
+    pub(crate) weight_decay: f64,
+    pub(crate) copy: bool,
+    pub(crate) skip: bool,
+}
+
+impl Work for AdamWSpec {
+    fn tiles(&self, accesses: &[Access]) -> usize {
+        elements(accesses, 28).pieces()
+    }
+
+    fn tile(&self, accesses: &[Access], tile: usize) -> Vec<Access> {
+        let tensors: &[usize] = if self.copy { &[0, 1, 2, 3, 5] } else { &[0, 1, 2, 3] };
+        elements(accesses, 28).accesses(accesses, tensors, tile)
+    }
+
+    fn flops(&self, accesses: &[Access]) -> u64 {
+        15 * accesses[0].view.numel() as u64
+    }
+}
+
+/// Counts a step on the device and writes its bias corrections, unless the step is skipped.
+///
+/// Computed in f64 from the settings, so that they agree with corrections computed on a host to the last bit.
+#[derive(Clone, Copy, Debug)]
+pub struct AdvanceAdam<'a> {
+    /// i32, one element, updated: steps taken.
+    pub step: &'a View,
+    /// f32 `[Hyper::LEN]`, contiguous, updated: only the corrections change.
+    pub scalars: &'a View,
+    /// i32, one element: anything but 0 and nothing changes.
+    pub skip: Option<&'a View>,
+    /// In 0..1.
+    pub beta1: f64,
+    /// In 0..1.
+    pub beta2: f64,
+}
+
+impl AdvanceAdam<'_> {
+    /// Accesses: step, scalars, skip.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`], [`Error::ElementType`] or [`Error::Setting`] if something does not fit.
+    pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
+        let check = Check::new("advance_adam", site);
+        check.dtype(DType::I32, &[("step", self.step)])?;
+        check.single(&[("step", self.step)])?;
+        check.dtype(DType::F32, &[("scalars", self.scalars)])?;
+        check_hyper(&check, self.scalars)?;
+        check_betas(&check, self.beta1, self.beta2)?;
+        let mut accesses = vec![Access::update(self.step), Access::update(self.scalars)];
+        push_skip(&check, self.skip, &mut accesses)?;
+        let spec = AdvanceAdamSpec { beta1: self.beta1, beta2: self.beta2, skip: self.skip.is_some() };
+        Ok(check.launch(accesses, Kernel::AdvanceAdam(spec)))
+    }
+}
+
+/// Settings of [`Kernel::AdvanceAdam`].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AdvanceAdamSpec {
+    pub(crate) beta1: f64,
+    pub(crate) beta2: f64,
+    pub(crate) skip: bool,
+}
+
+impl Work for AdvanceAdamSpec {
+    fn flops(&self, _accesses: &[Access]) -> u64 {
+        4
+    }
+}

@@ -1,0 +1,289 @@
+//! Layer norm, with the residual addition before it.
+
+use super::{
+    Accumulate, Kernel, Work,
+    accumulate::Old,
+    check::Check,
+    cut::{Cut, PIECE_BYTES},
+};
+use crate::{Access, DType, Error, Op, Site, View};
+
+/// The addition before a norm: the norm sees `x + r`, which is also kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Residual<'a> {
+    /// Added to x, same sizes.
+    pub r: &'a View,
+    /// x + r, same sizes, written.
+    pub sum: &'a View,
+}
+
+/// y = (x − mean) · rstd · weight + bias over the columns of each row, f32.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerNorm<'a> {
+    /// `[rows, cols]`.
+    pub x: &'a View,
+    /// Adds to x first.
+    pub residual: Option<Residual<'a>>,
+    /// `[cols]`.
+    pub weight: &'a View,
+    /// `[cols]`.
+    pub bias: &'a View,
+    /// `[rows, cols]`, written.
+    pub y: &'a View,
+    /// `[rows]`, written, for the backward pass.
+    pub mean: &'a View,
+    /// `[rows]`, written: 1 / sqrt(variance + eps).
+    pub rstd: &'a View,
+    /// Added to the variance, over 0.
+    pub eps: f32,
+}
+
+impl LayerNorm<'_> {
+    /// Accesses: x, weight, bias, y, mean, rstd, then r and sum.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`], [`Error::ElementType`], [`Error::Strided`] or [`Error::Setting`] if something does not fit.
+    pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
+        let check = Check::new("layer_norm", site);
+        let x = ("x", self.x);
+        let columns = [("weight", self.weight), ("bias", self.bias)];
+        let rows = [("mean", self.mean), ("rstd", self.rstd)];
+        check.dtype(DType::F32, &[x, columns[0], columns[1], ("y", self.y), rows[0], rows[1]])?;
+        check.same_sizes(&[x, ("y", self.y)])?;
+        check.per_column(x, &columns)?;
+        check.per_row(x, &rows)?;
+        check.setting(self.eps > 0.0, "eps", self.eps.into(), "it must be over 0")?;
+        let mut accesses = vec![
+            Access::read(self.x),
+            Access::read(self.weight),
+            Access::read(self.bias),
+            Access::write(self.y),
+            Access::write(self.mean),
+            Access::write(self.rstd),
+        ];
+        push_residual(&check, self.residual, x, &mut accesses)?;
+        let residual = self.residual.is_some();
+        Ok(check.launch(accesses, Kernel::LayerNorm(LayerNormSpec { eps: self.eps, residual })))
+    }
+}
+
+pub(super) fn push_residual(
+    check: &Check,
+    residual: Option<Residual<'_>>,
+    x: (&'static str, &View),
+    accesses: &mut Vec<Access>,
+) -> Result<(), Error> {
+    let Some(Residual { r, sum }) = residual else { return Ok(()) };
+    check.dtype(DType::F32, &[("r", r), ("sum", sum)])?;
+    check.same_sizes(&[x, ("r", r), ("sum", sum)])?;
+    accesses.extend([Access::read(r), Access::write(sum)]);
+    Ok(())
+}
+
+/// Settings of [`Kernel::LayerNorm`].
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LayerNormSpec {
+    pub(crate) eps: f32,
+    pub(crate) residual: bool,
+}
+
+impl Work for LayerNormSpec {
+    fn tiles(&self, accesses: &[Access]) -> usize {
+        self.cut(accesses).pieces()
+    }
+
+    fn tile(&self, accesses: &[Access], tile: usize) -> Vec<Access> {
+        per_row_tile(self.cut(accesses), accesses, &[0, 3, 6, 7], &[4, 5], tile)
+    }
+
+    fn flops(&self, accesses: &[Access]) -> u64 {
+        let x = &accesses[0].view;
+        (x.numel() * if self.residual { 9 } else { 8 }) as u64
+    }
+}
+
+impl LayerNormSpec {
+    fn cut(&self, accesses: &[Access]) -> Cut {
+        let x = &accesses[0].view;
+        Cut::rows(x.row_count(), x.cols() * if self.residual { 16 } else { 8 }, PIECE_BYTES)
+    }
+}
+
+/// A cut of rows: `matrices` by rows, `vectors` (one entry a row) by entries, the rest whole.
+pub(super) fn per_row_tile(
+    cut: Cut,
+    accesses: &[Access],
+    matrices: &[usize],
+    vectors: &[usize],
+    tile: usize,
+) -> Vec<Access> {
+    let mut tiles = cut.accesses(accesses, matrices, tile);
+    for &at in vectors {
+        tiles[at].view =
+            accesses[at].view.flat(cut.range(tile)).expect("BUG: checked to be contiguous, one entry a row");
+    }
+    tiles
+}
+
+/// dx of a layer norm; the gradient of its weight and bias is [`LayerNormGrad`].
+#[derive(Clone, Copy, Debug)]
+pub struct LayerNormBackward<'a> {
+    /// Gradient of y, `[rows, cols]`.
+    pub dy: &'a View,
+    /// What was normalised: x, or the sum with the residual.
+    pub x: &'a View,
+    /// `[cols]`.
+    pub weight: &'a View,
+    /// `[rows]`, from the forward pass.
+    pub mean: &'a View,
+    /// `[rows]`, from the forward pass.
+    pub rstd: &'a View,
+    /// Gradient that reaches the sum past the norm, `[rows, cols]`: added. May be the same view as dx.
+    pub skip: Option<&'a View>,
+    /// `[rows, cols]`, written.
+    pub dx: &'a View,
+}
+
+impl LayerNormBackward<'_> {
+    /// Accesses: dy, x, weight, mean, rstd, dx (update if skip is the same view), then skip if it is another.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`], [`Error::ElementType`] or [`Error::Strided`] if something does not fit.
+    pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
+        let check = Check::new("layer_norm_backward", site);
+        let x = ("x", self.x);
+        let rows = [("mean", self.mean), ("rstd", self.rstd)];
+        check.dtype(DType::F32, &[("dy", self.dy), x, ("weight", self.weight), rows[0], rows[1], ("dx", self.dx)])?;
+        check.same_sizes(&[x, ("dy", self.dy), ("dx", self.dx)])?;
+        check.per_column(x, &[("weight", self.weight)])?;
+        check.per_row(x, &rows)?;
+        let mut accesses = [self.dy, self.x, self.weight, self.mean, self.rstd].map(Access::read).to_vec();
+        let skip = Skip::push(&check, self.skip, ("dx", self.dx), &mut accesses)?;
+        Ok(check.launch(accesses, Kernel::LayerNormBackward(LayerNormBackwardSpec { skip })))
+    }
+}
+
+/// Whether a gradient past the norm is added, and where it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Skip {
+    None,
+    InPlace,
+    Apart,
+}
+
+impl Skip {
+    /// Appends dx, and skip where it is not the same view.
+    pub(super) fn push(
+        check: &Check,
+        skip: Option<&View>,
+        dx: (&'static str, &View),
+        accesses: &mut Vec<Access>,
+    ) -> Result<Skip, Error> {
+        let Some(skip) = skip else {
+            accesses.push(Access::write(dx.1));
+            return Ok(Skip::None);
+        };
+        check.dtype(DType::F32, &[("skip", skip)])?;
+        check.same_sizes(&[dx, ("skip", skip)])?;
+        if skip.same_as(dx.1) {
+            accesses.push(Access::update(dx.1));
+            return Ok(Skip::InPlace);
+        }
+        accesses.extend([Access::write(dx.1), Access::read(skip)]);
+        Ok(Skip::Apart)
+    }
+}
+
+/// Settings of [`Kernel::LayerNormBackward`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayerNormBackwardSpec {
+    pub(crate) skip: Skip,
+}
+
+impl LayerNormBackwardSpec {
+    fn cut(&self, accesses: &[Access]) -> Cut {
+        let x = &accesses[1].view;
+        Cut::rows(x.row_count(), x.cols() * if self.skip == Skip::None { 12 } else { 16 }, PIECE_BYTES)
+    }
+}
+
+impl Work for LayerNormBackwardSpec {
+    fn tiles(&self, accesses: &[Access]) -> usize {
+        self.cut(accesses).pieces()
+    }
+
+    fn tile(&self, accesses: &[Access], tile: usize) -> Vec<Access> {
+        per_row_tile(self.cut(accesses), accesses, &[0, 1, 5, 6], &[3, 4], tile)
+    }
+
+    fn flops(&self, accesses: &[Access]) -> u64 {
+        (accesses[1].view.numel() * if self.skip == Skip::None { 12 } else { 13 }) as u64
+    }
+}
+
+/// dweight = Σ dy·(x − mean)·rstd and dbias = Σ dy over the rows, in blocks of rows in order.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerNormGrad<'a> {
+    /// Gradient of y, `[rows, cols]`.
+    pub dy: &'a View,
+    /// What was normalised, `[rows, cols]`.
+    pub x: &'a View,
+    /// `[rows]`, from the forward pass.
+    pub mean: &'a View,
+    /// `[rows]`, from the forward pass.
+    pub rstd: &'a View,
+    /// `[cols]`.
+    pub dweight: &'a View,
+    /// `[cols]`.
+    pub dbias: &'a View,
+    /// What happens to the old values of both.
+    pub into: Accumulate<'a>,
+}
+
+impl LayerNormGrad<'_> {
+    /// Accesses: dy, x, mean, rstd, dweight, dbias, then keep.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`], [`Error::ElementType`] or [`Error::Strided`] if something does not fit.
+    pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
+        let check = Check::new("layer_norm_grad", site);
+        let x = ("x", self.x);
+        let rows = [("mean", self.mean), ("rstd", self.rstd)];
+        let columns = [("dweight", self.dweight), ("dbias", self.dbias)];
+        check.dtype(DType::F32, &[("dy", self.dy), x, rows[0], rows[1], columns[0], columns[1]])?;
+        check.same_sizes(&[x, ("dy", self.dy)])?;
+        check.per_row(x, &rows)?;
+        check.per_column(x, &columns)?;
+        let mut accesses = [self.dy, self.x, self.mean, self.rstd].map(Access::read).to_vec();
+        accesses.extend([self.into.output(self.dweight), self.into.output(self.dbias)]);
+        let old = self.into.push_scalar(&check, &mut accesses)?;
+        Ok(check.launch(accesses, Kernel::LayerNormGrad(LayerNormGradSpec { old })))
+    }
+}
+
+/// Settings of [`Kernel::LayerNormGrad`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayerNormGradSpec {
+    pub(crate) old: Old,
+}
+
+impl LayerNormGradSpec {
+    fn cut(&self, accesses: &[Access]) -> Cut {
+        let x = &accesses[1].view;
+        Cut::cols(x.cols(), x.row_count() * 8, PIECE_BYTES)
+    }
+}
+
+impl Work for LayerNormGradSpec {
+    fn tiles(&self, accesses: &[Access]) -> usize {
+        self.cut(accesses).pieces()
+    }
+
+    fn tile(&self, accesses: &[Access], tile: usize) -> Vec<Access> {
+        self.cut(accesses).accesses(accesses, &[0, 1, 4, 5], tile)
+    }
+
+    fn flops(&self, accesses: &[Access]) -> u64 {
+        5 * accesses[1].view.numel() as u64
+    }
+}
