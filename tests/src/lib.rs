@@ -1,1 +1,2 @@
-//! Helpers shared by the tests that cross crates.
+//! Tests that cross crates, and the checks of the repository itself. There is no library code here: start at
+//! `tests/all.rs`.

@@ -1,1 +1,3 @@
-//! One binary: every test that crosses crates.
+//! The one test binary of this package: whatever crosses crates, and the rules of the house.
+
+mod tidy; // what lints cannot see: sizes, statics, who may depend on whom, pages that name missing tests

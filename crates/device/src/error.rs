@@ -391,3 +391,17 @@ impl Error {
         matches!(self, Error::PeerGone { how: Departure::Failed(_) | Departure::Panicked, .. })
     }
 }
+
+impl Error {
+    /// The message with all causes behind it, as one line.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+}

@@ -1,23 +1,47 @@
 //! One asynchronous machine with several drivers: streams, events, memory and kernels.
 
+mod arena;
 mod cpu;
+mod device;
+mod download;
 mod dtype;
+mod engine;
 mod error;
+mod event;
+mod exchange;
+mod frame;
+mod handoff;
+mod machine;
+mod meeting;
 mod op;
 pub mod ops;
 mod region;
 mod shape;
+mod sim;
+mod stream;
 #[cfg(test)]
 mod testing;
+mod trace;
 mod view;
 mod why;
 
+pub use self::arena::{FramePlan, Place};
 pub use self::cpu::{ArgError, Args, Fresh, Rows, RowsMut};
+pub use self::device::{Device, MemoryUse};
+pub use self::download::Download;
 pub use self::dtype::{DType, Element, bf16};
 pub use self::error::{Asked, Departure, Error, OpRef, Pending, PendingJoint};
+pub use self::event::Event;
+pub use self::exchange::{Exchange, Reduce};
+pub use self::frame::Frame;
+pub use self::machine::{HostTurn, Machine, Options};
+pub use self::meeting::Meeting;
 pub use self::op::{Access, HostFn, Launch, Mode, Op, OpError, Site};
 pub use self::ops::Kernel;
 pub use self::region::Region;
 pub use self::shape::Shape;
+pub use self::sim::{Explored, explore};
+pub use self::stream::Stream;
+pub use self::trace::{Trace, TraceAccess, TraceEvent, WaitOutcome};
 pub use self::view::{Allocation, MemoryKind, View};
 pub use self::why::Why;

@@ -1,9 +1,18 @@
 //! The driver that computes on this host. The only module of the crate with unsafe code.
 
 mod args;
+mod claims;
+mod engine;
+mod exchange;
+mod exec;
 pub(crate) mod kernels;
 mod storage;
+mod tiles;
 
 pub use self::args::{ArgError, Args, Rows, RowsMut};
+pub(crate) use self::claims::{Claim, Claims};
+pub(crate) use self::engine::CpuEngine;
+pub(crate) use self::exchange::{deliver, snapshot};
+pub(crate) use self::exec::{Alone, cancelled, disagree, run_op, trace_run};
 pub use self::storage::Fresh;
 pub(crate) use self::storage::Storage;

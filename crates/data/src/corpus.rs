@@ -1,0 +1,167 @@
+//! The text in memory, and the windows of a part.
+
+use crate::{
+    error::DataError,
+    files::resolve,
+    order::SampleId,
+    split::{Part, Split},
+    tokenizer::Tokenizer,
+};
+use std::{
+    fs,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Where text comes from and how it becomes tokens.
+#[derive(Clone, Debug)]
+pub struct Source<'a> {
+    /// The folder at which relative patterns start: that of the configuration file.
+    pub base: &'a Path,
+    /// Files, folders and globs, as in [`resolve`].
+    pub patterns: &'a [String],
+    /// Text to tokens.
+    pub tokenizer: Tokenizer,
+    /// Which tokens are trained on.
+    pub split: Split,
+}
+
+/// All text of a run as one stream of tokens: the files one after the other, sorted by path, nothing between them.
+///
+/// Held in memory, one byte per token; a clone shares it.
+#[derive(Clone, Debug)]
+pub struct Corpus {
+    /// UTF-8: with the byte tokenizer, the tokens themselves.
+    text: Arc<[u8]>,
+    files: Arc<[PathBuf]>,
+    tokenizer: Tokenizer,
+    split: Split,
+}
+
+impl Corpus {
+    /// Reads every file that the patterns stand for.
+    ///
+    /// # Errors
+    /// Those of [`resolve`]; [`DataError::Read`] and [`DataError::NotUtf8`] name the file, the latter with the offset.
+    pub fn load(source: &Source<'_>) -> Result<Corpus, DataError> {
+        let files = resolve(source.base, source.patterns)?;
+        let mut text = Vec::new();
+        for path in &files {
+            let bytes = fs::read(path).map_err(|source| DataError::Read { path: path.clone(), source })?;
+            if let Err(error) = std::str::from_utf8(&bytes) {
+                let offset = error.valid_up_to();
+                return Err(DataError::NotUtf8 { path: path.clone(), offset, byte: bytes[offset] });
+            }
+            text.extend_from_slice(&bytes);
+        }
+        Ok(Corpus { text: text.into(), files: files.into(), tokenizer: source.tokenizer, split: source.split.clone() })
+    }
+
+    /// A corpus of text that is already in memory.
+    pub fn from_text(text: &str, tokenizer: Tokenizer, split: Split) -> Corpus {
+        Corpus { text: text.as_bytes().into(), files: Arc::from([]), tokenizer, split }
+    }
+
+    /// Tokens of the whole stream.
+    pub fn tokens(&self) -> usize {
+        match self.tokenizer {
+            Tokenizer::Bytes => self.text.len(),
+        }
+    }
+
+    /// The files that were read, in the order of the stream; none for text that came from memory.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// How text became tokens.
+    pub fn tokenizer(&self) -> Tokenizer {
+        self.tokenizer
+    }
+
+    /// The samples of a part: windows of `seq_len + 1` tokens, each beginning with the last token of the one before,
+    /// so that every token but the first is predicted once. Tokens that fill no window are left out.
+    ///
+    /// # Errors
+    /// [`DataError::NoSeqLen`]; [`DataError::TooFewTokens`] if the part has no whole window.
+    pub fn windows(&self, part: Part, seq_len: usize) -> Result<Windows, DataError> {
+        if seq_len == 0 {
+            return Err(DataError::NoSeqLen);
+        }
+        let range = self.split.range(part, self.tokens());
+        let needed = seq_len.saturating_add(1);
+        if range.len() < needed {
+            return Err(DataError::TooFewTokens {
+                part,
+                split: self.split.to_string(),
+                available: range.len(),
+                total: self.tokens(),
+                seq_len,
+                needed,
+            });
+        }
+        Ok(Windows { text: self.text.clone(), range, part, seq_len })
+    }
+}
+
+/// The samples of a part of the corpus. A clone shares the text.
+#[derive(Clone, Debug)]
+pub struct Windows {
+    text: Arc<[u8]>,
+    range: Range<usize>,
+    part: Part,
+    seq_len: usize,
+}
+
+impl Windows {
+    /// Which part of the stream.
+    pub fn part(&self) -> Part {
+        self.part
+    }
+
+    /// Tokens that a sample predicts.
+    pub fn seq_len(&self) -> usize {
+        self.seq_len
+    }
+
+    /// Tokens of the part, those that fill no window included.
+    pub fn tokens(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Number of samples: ids go from 0 to this less 1.
+    pub fn samples(&self) -> u64 {
+        ((self.range.len() - 1) / self.seq_len) as u64
+    }
+
+    /// Refuses a global batch that the part does not fill.
+    ///
+    /// # Errors
+    /// [`DataError::TooFewSamples`] with the tokens that are there and that are needed.
+    pub fn must_fill(&self, global_batch: u64) -> Result<(), DataError> {
+        if self.samples() >= global_batch {
+            return Ok(());
+        }
+        Err(DataError::TooFewSamples {
+            part: self.part,
+            available: self.tokens(),
+            samples: self.samples(),
+            seq_len: self.seq_len,
+            global_batch,
+            needed: global_batch.saturating_mul(self.seq_len as u64).saturating_add(1),
+        })
+    }
+
+    /// The `seq_len + 1` token ids of a sample: all but the last are the input, all but the first are the targets.
+    ///
+    /// # Errors
+    /// [`DataError::NoSuchSample`] with the number of samples.
+    pub fn window(&self, sample: SampleId) -> Result<impl ExactSizeIterator<Item = i32> + '_, DataError> {
+        if sample.0 >= self.samples() {
+            return Err(DataError::NoSuchSample { sample: sample.0, samples: self.samples() });
+        }
+        let start = self.range.start + sample.0 as usize * self.seq_len;
+        Ok(self.text[start..=start + self.seq_len].iter().map(|&byte| i32::from(byte)))
+    }
+}

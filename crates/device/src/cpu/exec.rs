@@ -1,0 +1,173 @@
+//! Runs one operation: claims its memory, computes, gives the memory back, reports.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use super::{
+    Args, Claim, exchange,
+    tiles::{OpPanic, TileClaims, TileJob, catch},
+};
+use crate::{
+    Access, Asked, Departure, Error, Launch, OpError, OpRef, TraceEvent,
+    device::DeviceInner,
+    exchange::pieces,
+    meeting::Arrival,
+    ops::Kernel,
+    stream::{OpBody, StreamInner},
+};
+
+/// Whoever can help with the pieces of a large operation.
+pub(crate) trait Crew {
+    /// Runs all pieces; returns when all are done.
+    fn run(&self, job: TileJob) -> Result<(), OpError>;
+}
+
+/// Nobody helps: pieces run in order.
+pub(crate) struct Alone;
+
+impl Crew for Alone {
+    fn run(&self, job: TileJob) -> Result<(), OpError> {
+        job.work();
+        job.finish()
+    }
+}
+
+/// Runs `body` unless its device has failed or its stream was dropped.
+pub(crate) fn run_op(stream: &StreamInner, body: &Arc<OpBody>, crew: &dyn Crew, computes: bool) {
+    let device = &stream.device;
+    if skips(stream) {
+        return;
+    }
+    let claim = Claim::Op(body.clone());
+    if let Err(conflict) = device.claims.acquire(&claim) {
+        let error = Error::Race {
+            label: conflict.label,
+            first: Box::new(conflict.first.op_ref(device)),
+            second: Box::new(claim.op_ref(device)),
+        };
+        device.machine.fail(device, error);
+        return;
+    }
+    let result = if computes { catch(|| compute(body, crew)) } else { Ok(()) };
+    device.claims.release(&claim);
+    if let Err(error) = result {
+        device.machine.fail(device, failure(stream.op_ref(body), error));
+    }
+}
+
+/// What is queued behind a failure, or in a stream that was dropped, does not run.
+fn skips(stream: &StreamInner) -> bool {
+    cancelled(stream) || stream.device.failed()
+}
+
+/// The stream was dropped; counts what is thrown away.
+pub(crate) fn cancelled(stream: &StreamInner) -> bool {
+    let cancelled = stream.cancelled.load(Ordering::Acquire);
+    if cancelled {
+        stream.skipped.fetch_add(1, Ordering::AcqRel);
+    }
+    cancelled
+}
+
+pub(crate) fn trace_run(device: &DeviceInner, op: (u32, u64, &'static str), start: u64, end: u64) {
+    let (stream, seq, name) = op;
+    device.machine.tracer.add(|| TraceEvent::Ran { rank: device.rank, stream, seq, name, start, end });
+}
+
+fn failure(op: OpRef, error: OpError) -> Error {
+    match error.downcast::<OpPanic>() {
+        Ok(panic) => Error::Panicked { op, message: panic.0 },
+        Err(error) => Error::Failed { op, source: Arc::from(error) },
+    }
+}
+
+fn compute(body: &Arc<OpBody>, crew: &dyn Crew) -> Result<(), OpError> {
+    let accesses = &body.op.accesses;
+    match &body.op.launch {
+        Launch::Host(run) => {
+            // SAFETY: `run_op` holds a claim on these accesses until this returns, `launch` refused accesses that
+            // conflict with each other, and there is storage because the driver computes.
+            run(&mut unsafe { Args::new(accesses) })
+        }
+        Launch::Kernel(kernel) => match kernel.tiles(accesses) {
+            0 | 1 => {
+                // SAFETY: as above.
+                kernel.run(&mut unsafe { Args::new(accesses) })
+            }
+            count => crew.run(kernel_job(kernel, accesses, count, body.clone())),
+        },
+    }
+}
+
+fn kernel_job(kernel: &Kernel, accesses: &[Access], count: usize, body: Arc<OpBody>) -> TileJob {
+    let tiles: Vec<Vec<Access>> = (0..count).map(|i| kernel.tile(accesses, i)).collect();
+    let claims = TileClaims::new();
+    TileJob::new(count, move |i| {
+        let Launch::Kernel(kernel) = &body.op.launch else { unreachable!("BUG: a job of a kernel") };
+        claims.with(&tiles, i, || {
+            // SAFETY: the whole operation's claim covers every piece, because pieces are cut from its views; it is
+            // held until the job is finished. Among the pieces, `claims` refuses those that conflict.
+            kernel.run(&mut unsafe { Args::new(&tiles[i]) })
+        })
+    })
+}
+
+/// Runs the joint operation of `arrivals`, all of whom have come and agree. True when it happened; otherwise their
+/// devices have failed.
+pub(crate) fn run_joint(arrivals: &[Arrival], crew: &dyn Crew, computes: bool) -> bool {
+    let machine = &arrivals[0].stream.device.machine;
+    for (held, arrival) in arrivals.iter().enumerate() {
+        let device = &arrival.stream.device;
+        let claim = Claim::Joint(arrival.body.clone());
+        if let Err(conflict) = device.claims.acquire(&claim) {
+            release(&arrivals[..held]);
+            let error = Error::Race {
+                label: conflict.label,
+                first: Box::new(conflict.first.op_ref(device)),
+                second: Box::new(claim.op_ref(device)),
+            };
+            fail_joint(arrivals, device, error);
+            return false;
+        }
+    }
+    let result = if computes {
+        let lists: Vec<&[Access]> = arrivals.iter().map(|a| &a.body.accesses[..]).collect();
+        catch(|| exchange::run(pieces(arrivals[0].body.exchange(), &lists), crew))
+    } else {
+        Ok(())
+    };
+    release(arrivals);
+    machine.progress.fetch_add(1, Ordering::Relaxed);
+    let Err(error) = result else { return true };
+    let body = &arrivals[0].body;
+    let device = &arrivals[0].stream.device;
+    fail_joint(
+        arrivals,
+        device,
+        failure(device.op_ref_of(body.name, body.site.as_str(), body.stream, body.seq), error),
+    );
+    false
+}
+
+/// All members have come and ask for different things: each of them gets that error, none an echo of it.
+pub(crate) fn disagree(arrivals: &[Arrival], asked: Asked) {
+    let (group, seq) = (arrivals[0].body.meeting.name.clone(), arrivals[0].body.group_seq);
+    let error = Error::Disagree { group, seq, asked };
+    let how = Departure::Failed(error.chain());
+    let first: Vec<_> = arrivals.iter().filter(|a| a.stream.device.set_error(error.clone())).collect();
+    for arrival in first {
+        arrival.stream.device.machine.depart(arrival.stream.device.rank, how.clone());
+    }
+}
+
+fn release(arrivals: &[Arrival]) {
+    for arrival in arrivals {
+        arrival.stream.device.claims.release(&Claim::Joint(arrival.body.clone()));
+    }
+}
+
+/// `device` failed with `error` in the joint operation, and takes the others with it.
+pub(crate) fn fail_joint(arrivals: &[Arrival], device: &DeviceInner, error: Error) {
+    let how = Departure::Failed(error.chain());
+    device.machine.fail(device, error);
+    device.machine.poison(arrivals, device.rank, &how);
+}

@@ -1,0 +1,221 @@
+//! One rank's device: its memory, its streams, its first failure.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, Weak,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+};
+
+use crate::{
+    Allocation, DType, Error, Event, Machine, MemoryKind, Op, OpRef, Shape, Stream, TraceEvent, View,
+    cpu::{Claims, Storage},
+    engine::Waited,
+    event::EventInner,
+    machine::MachineInner,
+    stream::{Mark, StreamInner},
+};
+
+/// Streams, events, memory and ids of one rank. Cloning gives another handle of the same device.
+#[derive(Clone)]
+pub struct Device(pub(crate) Arc<DeviceInner>);
+
+pub(crate) struct DeviceInner {
+    pub(crate) machine: Arc<MachineInner>,
+    pub(crate) rank: u32,
+    failed: AtomicBool,
+    error: Mutex<Option<Error>>,
+    pub(crate) claims: Claims,
+    allocations: AtomicU32,
+    ledger: Mutex<Vec<Weak<Allocation>>>,
+    streams: Mutex<Streams>,
+}
+
+#[derive(Default)]
+struct Streams {
+    names: Vec<String>,
+    live: Vec<Weak<StreamInner>>,
+}
+
+/// One piece of memory of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Number of the allocation.
+    pub id: u32,
+    /// Label.
+    pub label: String,
+    /// Bytes.
+    pub bytes: usize,
+    /// What it is for.
+    pub kind: MemoryKind,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|poison| poison.into_inner())
+}
+
+impl DeviceInner {
+    pub(crate) fn new(machine: Arc<MachineInner>, rank: u32) -> Self {
+        DeviceInner {
+            machine,
+            rank,
+            failed: AtomicBool::new(false),
+            error: Mutex::new(None),
+            claims: Claims::default(),
+            allocations: AtomicU32::new(0),
+            ledger: Mutex::default(),
+            streams: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// The sticky error, if there is one.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if !self.failed() {
+            return Ok(());
+        }
+        Err(lock(&self.error).clone().expect("BUG: failed without an error"))
+    }
+
+    /// True when this is the first failure. Groups are told by the caller.
+    pub(crate) fn set_error(&self, error: Error) -> bool {
+        let mut slot = lock(&self.error);
+        let first = slot.is_none();
+        if first {
+            tracing::debug!(rank = self.rank, error = %error, "device.set_error");
+            *slot = Some(error);
+            self.failed.store(true, Ordering::Release);
+        }
+        first
+    }
+
+    pub(crate) fn op_ref(&self, op: &Op, stream: u32, seq: u64) -> OpRef {
+        self.op_ref_of(op.name, op.site.as_str(), stream, seq)
+    }
+
+    pub(crate) fn op_ref_of(&self, name: &'static str, site: &str, stream: u32, seq: u64) -> OpRef {
+        let stream = lock(&self.streams).names[stream as usize].clone();
+        OpRef { name, site: site.to_owned(), rank: self.rank, stream, seq }
+    }
+
+    pub(crate) fn wait(&self, mark: &Arc<Mark>, what: &str) -> Result<(), Error> {
+        let machine = &self.machine;
+        machine.tracer.add(|| TraceEvent::HostWait { rank: self.rank, what: what.to_owned() });
+        match machine.engine.wait_host(self, mark, what) {
+            Waited::Done => {}
+            Waited::NothingMoved => {
+                let after = machine.options.timeout;
+                let pending = machine.pending();
+                let error = Error::Timeout { rank: self.rank, stream: what.to_owned(), after, pending };
+                machine.fail(self, error);
+            }
+        }
+        self.check()
+    }
+}
+
+impl Device {
+    /// The rank.
+    pub fn rank(&self) -> u32 {
+        self.0.rank
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> Machine {
+        Machine(self.0.machine.clone())
+    }
+
+    /// Opens a stream.
+    ///
+    /// # Errors
+    /// The sticky error.
+    pub fn stream(&self, name: &str) -> Result<Stream, Error> {
+        self.0.check()?;
+        let mut streams = lock(&self.0.streams);
+        let index = streams.names.len() as u32;
+        streams.names.push(name.to_owned());
+        let inner = Arc::new(StreamInner::new(self.0.clone(), index, name.to_owned()));
+        streams.live.retain(|s| s.strong_count() > 0);
+        streams.live.push(Arc::downgrade(&inner));
+        drop(streams);
+        self.0.machine.engine.open(&inner);
+        Ok(Stream::open(inner))
+    }
+
+    /// Makes an event, not recorded yet.
+    pub fn event(&self, name: &str) -> Event {
+        Event(Arc::new(EventInner { device: self.clone(), name: name.to_owned(), latest: Mutex::new(None) }))
+    }
+
+    /// Memory for `shape`, 128-byte aligned, filled as [`Options::fresh`](crate::Options::fresh) says. It is freed
+    /// with its last view.
+    ///
+    /// # Errors
+    /// The sticky error; [`Error::Reshape`] with more than four dimensions.
+    pub fn alloc(&self, label: &str, shape: &[usize], dtype: DType, kind: MemoryKind) -> Result<View, Error> {
+        self.0.check()?;
+        let shape = Shape::new(shape).ok_or_else(|| Error::Reshape {
+            label: label.to_owned(),
+            from: Vec::new(),
+            to: shape.to_vec(),
+        })?;
+        let bytes = shape.numel() * dtype.size_bytes();
+        let machine = &self.0.machine;
+        let alloc = Arc::new(Allocation {
+            rank: self.0.rank,
+            id: self.0.allocations.fetch_add(1, Ordering::Relaxed),
+            label: label.to_owned(),
+            bytes,
+            kind,
+            storage: machine.engine.computes().then(|| Storage::new(bytes, machine.options.fresh)),
+        });
+        let mut ledger = lock(&self.0.ledger);
+        ledger.retain(|a| a.strong_count() > 0);
+        ledger.push(Arc::downgrade(&alloc));
+        Ok(View::whole(alloc, shape, dtype))
+    }
+
+    /// All memory that lives, in the order of allocation.
+    pub fn memory(&self) -> Vec<MemoryUse> {
+        let live = lock(&self.0.ledger).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        live.iter().map(|a| MemoryUse { id: a.id, label: a.label.clone(), bytes: a.bytes, kind: a.kind }).collect()
+    }
+
+    /// Bytes that live, by what they are for.
+    pub fn memory_by_kind(&self) -> BTreeMap<MemoryKind, usize> {
+        let mut sums = BTreeMap::new();
+        for piece in self.memory() {
+            *sums.entry(piece.kind).or_default() += piece.bytes;
+        }
+        sums
+    }
+
+    /// The host waits for all that was submitted to any stream of this device.
+    ///
+    /// # Errors
+    /// The sticky error: the root cause where there is one. [`Error::Timeout`] or [`Error::Deadlock`], which name
+    /// who is missing.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        self.0.check()?;
+        let live: Vec<Arc<StreamInner>> = lock(&self.0.streams).live.iter().filter_map(Weak::upgrade).collect();
+        let marks: Vec<_> = live.iter().map(|s| (s.mark(), s)).collect();
+        for (mark, stream) in marks {
+            self.0.wait(&mark, &stream.name)?;
+            stream.inbox.sweep();
+        }
+        self.0.check()
+    }
+
+    /// The sticky error, if there is one.
+    pub fn error(&self) -> Option<Error> {
+        self.0.check().err()
+    }
+
+    pub(crate) fn wait_host(&self, mark: &Arc<Mark>, what: &str) -> Result<(), Error> {
+        self.0.wait(mark, what)
+    }
+}

@@ -1,0 +1,49 @@
+//! Values on their way to the host.
+
+use std::sync::{Arc, Mutex};
+
+use crate::{Access, Device, Element, Error, Op, Site, View, stream::Mark};
+
+type Slot<T> = Arc<Mutex<Vec<T>>>;
+
+/// Values that a stream will have copied to the host. Dropping it loses nothing but the values.
+#[must_use = "the values come from wait()"]
+pub struct Download<T> {
+    device: Device,
+    label: String,
+    slot: Slot<T>,
+    mark: Arc<Mark>,
+}
+
+impl<T: Element> Download<T> {
+    pub(crate) fn op(view: &View) -> (Op, Slot<T>) {
+        let slot = Slot::default();
+        let out = slot.clone();
+        let op = Op::host("download", Site::from(view.label().to_owned()), vec![Access::read(view)], move |args| {
+            let rows = args.rows::<T>(0)?;
+            let mut out = out.lock().unwrap_or_else(|poison| poison.into_inner());
+            out.clear();
+            (0..rows.len()).for_each(|i| out.extend_from_slice(rows.row(i)));
+            Ok(())
+        });
+        (op, slot)
+    }
+
+    pub(crate) fn new(device: Device, label: &str, slot: Slot<T>, mark: Arc<Mark>) -> Self {
+        Download { device, label: label.to_owned(), slot, mark }
+    }
+
+    /// The copy has been made, or never will be: [`Download::wait`] does not block.
+    pub fn is_done(&self) -> bool {
+        self.mark.is_done()
+    }
+
+    /// The host waits for the copy.
+    ///
+    /// # Errors
+    /// The device's sticky error; [`Error::Timeout`] or [`Error::Deadlock`].
+    pub fn wait(self) -> Result<Vec<T>, Error> {
+        self.device.wait_host(&self.mark, &self.label)?;
+        Ok(std::mem::take(&mut *self.slot.lock().unwrap_or_else(|poison| poison.into_inner())))
+    }
+}

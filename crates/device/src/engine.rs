@@ -1,0 +1,96 @@
+//! The drivers behind one door.
+
+use std::sync::Arc;
+
+use crate::{
+    cpu::CpuEngine,
+    device::DeviceInner,
+    sim::SimEngine,
+    stream::{Item, Mark, StreamInner},
+};
+
+/// How a host's wait ended.
+pub(crate) enum Waited {
+    Done,
+    /// The machine's limit passed and nothing completed anywhere.
+    NothingMoved,
+}
+
+/// A closed set, so the signatures above carry no driver.
+pub(crate) enum Engine {
+    Cpu(CpuEngine),
+    Sim(SimEngine),
+}
+
+impl Engine {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Engine::Cpu(_) => "cpu",
+            Engine::Sim(sim) if sim.computes() => "sim",
+            Engine::Sim(_) => "dry",
+        }
+    }
+
+    pub(crate) fn computes(&self) -> bool {
+        match self {
+            Engine::Cpu(_) => true,
+            Engine::Sim(sim) => sim.computes(),
+        }
+    }
+
+    pub(crate) fn open(&self, stream: &Arc<StreamInner>) {
+        match self {
+            Engine::Cpu(_) => {}
+            Engine::Sim(sim) => sim.open(stream),
+        }
+    }
+
+    /// The caller holds the stream's submission lock, so the order of pushes is the order of positions.
+    pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) {
+        match self {
+            Engine::Cpu(cpu) => cpu.push(stream, item),
+            Engine::Sim(sim) => sim.push(stream, item),
+        }
+    }
+
+    /// The joint operation that `stream` waits in is over.
+    pub(crate) fn resume(&self, stream: &Arc<StreamInner>) {
+        match self {
+            Engine::Cpu(cpu) => cpu.resume(stream),
+            Engine::Sim(sim) => sim.resume(stream),
+        }
+    }
+
+    pub(crate) fn wait_host(&self, device: &DeviceInner, mark: &Arc<Mark>, what: &str) -> Waited {
+        match self {
+            Engine::Cpu(cpu) => cpu.wait_host(device, mark),
+            Engine::Sim(sim) => sim.wait_host(device, mark, what),
+        }
+    }
+
+    /// The stream was cancelled: waits until nothing of it runs.
+    pub(crate) fn close(&self, stream: &Arc<StreamInner>) {
+        match self {
+            Engine::Cpu(cpu) => cpu.close(stream),
+            Engine::Sim(sim) => sim.close(stream),
+        }
+    }
+
+    pub(crate) fn expect(&self, ranks: impl IntoIterator<Item = u32>) {
+        if let Engine::Sim(sim) = self {
+            sim.expect(ranks);
+        }
+    }
+
+    pub(crate) fn enter(&self, rank: u32) {
+        if let Engine::Sim(sim) = self {
+            sim.enter(rank);
+        }
+    }
+
+    pub(crate) fn exit(&self, rank: u32) {
+        if let Engine::Sim(sim) = self {
+            sim.exit(rank);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Events: points in a stream that others wait for.
+
+use std::sync::{Arc, Mutex};
+
+use crate::{Device, Error, stream::Mark};
+
+/// The record that a wait binds to.
+#[derive(Clone)]
+pub(crate) struct Bound {
+    pub(crate) mark: Arc<Mark>,
+    /// Index of the recording stream.
+    pub(crate) stream: u32,
+    /// Position in the recording stream.
+    pub(crate) seq: u64,
+    /// Counts the records of this event from 1.
+    pub(crate) generation: u64,
+}
+
+/// Marks a point in a stream. Recording it again moves it; a wait binds to the last record issued before the wait.
+///
+/// Belongs to one device. Cloning gives another handle of the same event.
+#[derive(Clone)]
+pub struct Event(pub(crate) Arc<EventInner>);
+
+pub(crate) struct EventInner {
+    pub(crate) device: Device,
+    pub(crate) name: String,
+    pub(crate) latest: Mutex<Option<Bound>>,
+}
+
+impl Event {
+    /// Name given when the event was made.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// How often it has been recorded.
+    pub fn generation(&self) -> u64 {
+        self.bound().map_or(0, |b| b.generation)
+    }
+
+    /// Whether what precedes the last record is done. An event never recorded is not.
+    pub fn is_done(&self) -> bool {
+        self.bound().is_some_and(|b| b.mark.is_done())
+    }
+
+    /// The host waits for the last record.
+    ///
+    /// # Errors
+    /// [`Error::NeverRecorded`]; the device's sticky error; [`Error::Timeout`] or [`Error::Deadlock`].
+    pub fn synchronize(&self) -> Result<(), Error> {
+        let bound = self.bound().ok_or_else(|| Error::NeverRecorded {
+            rank: self.0.device.rank(),
+            stream: "(host)".into(),
+            event: self.0.name.clone(),
+        })?;
+        self.0.device.wait_host(&bound.mark, &self.0.name)
+    }
+
+    pub(crate) fn bound(&self) -> Option<Bound> {
+        self.0.latest.lock().unwrap_or_else(|poison| poison.into_inner()).clone()
+    }
+}

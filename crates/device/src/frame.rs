@@ -1,0 +1,143 @@
+//! Planned memory for what a pass makes and forgets: a dry pass records the requests, an arena holds them all, and
+//! every later pass gets the same addresses.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::{DType, Error, MemoryKind, Shape, Stream, Trace, View, arena::FramePlan};
+
+/// Hands out temporaries and saved tensors of one stream, in the order in which a program asks for them.
+///
+/// The same program runs three times: on the `dry` driver with [`Frame::recording`], whose trace tells when each
+/// buffer is first and last used; then with [`Frame::planned`], pass after pass, each begun with
+/// [`Frame::restart`]. Buffers whose uses do not meet share bytes, which is safe because one stream runs in order.
+/// [`Frame::unplanned`] gives every request bytes of its own instead: the slow twin of a plan.
+pub struct Frame {
+    stream: Stream,
+    name: String,
+    /// By request. Without an arena, each is made when it is first asked for, and used again in later passes.
+    views: Vec<View>,
+    arena: Option<(Arc<FramePlan>, View)>,
+    /// Requests of this pass so far.
+    next: usize,
+    saved: HashMap<SaveKey, View>,
+    block: (u32, u32),
+}
+
+/// Block, microbatch slot, tag.
+type SaveKey = (u32, u32, &'static str);
+
+impl Frame {
+    /// Records what is asked for, on a stream of the `dry` driver.
+    pub fn recording(stream: &Stream, name: &str) -> Frame {
+        Frame::unplanned(stream, name)
+    }
+
+    /// A buffer of its own for every request. The first pass allocates, later ones get the same addresses.
+    pub fn unplanned(stream: &Stream, name: &str) -> Frame {
+        Frame::new(stream, name, Vec::new(), None)
+    }
+
+    /// Buffers at the places of `plan`, in one arena that is allocated here.
+    ///
+    /// # Errors
+    /// The device's sticky error.
+    pub fn planned(stream: &Stream, plan: &Arc<FramePlan>) -> Result<Frame, Error> {
+        // Whole words, so that the arena can be read back as one view.
+        let words = plan.bytes().div_ceil(DType::I32.size_bytes());
+        let arena = stream.device().alloc(plan.name(), &[words], DType::I32, MemoryKind::Arena)?;
+        let places = plan.places().iter();
+        let views = places.map(|p| arena.carve(p.offset, p.shape, p.dtype)).collect();
+        Ok(Frame::new(stream, plan.name(), views, Some((plan.clone(), arena))))
+    }
+
+    fn new(stream: &Stream, name: &str, views: Vec<View>, arena: Option<(Arc<FramePlan>, View)>) -> Frame {
+        let (stream, name) = (stream.clone(), name.to_owned());
+        Frame { stream, name, views, arena, next: 0, saved: HashMap::new(), block: (0, 0) }
+    }
+
+    /// The stream that all buffers belong to.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The arena, if the frame is planned.
+    pub fn arena(&self) -> Option<&View> {
+        self.arena.as_ref().map(|(_, view)| view)
+    }
+
+    /// Begins the next pass: what was saved is forgotten, requests start over.
+    pub fn restart(&mut self) {
+        self.next = 0;
+        self.saved.clear();
+        self.block = (0, 0);
+    }
+
+    /// What is saved from now on belongs to `block` and microbatch slot `slot`. Returns what to go back to.
+    pub fn enter(&mut self, block: u32, slot: u32) -> (u32, u32) {
+        std::mem::replace(&mut self.block, (block, slot))
+    }
+
+    /// A buffer that lives from its first use to its last. Holds anything before it is written.
+    ///
+    /// # Errors
+    /// [`Error::PlanLeft`] when the plan has something else here; the device's sticky error.
+    pub fn temp(&mut self, shape: &[usize], dtype: DType) -> Result<View, Error> {
+        let at = self.next;
+        let asked = Shape::new(shape).ok_or_else(|| Error::Reshape {
+            label: self.name.clone(),
+            from: Vec::new(),
+            to: shape.to_vec(),
+        })?;
+        if at == self.views.len() && self.arena.is_none() {
+            let label = format!("{}[{at}]", self.name);
+            self.views.push(self.stream.device().alloc(&label, shape, dtype, MemoryKind::Arena)?);
+        }
+        let known = self.views.get(at);
+        let view = known.filter(|v| v.shape() == shape && v.dtype() == dtype).cloned().ok_or_else(|| {
+            let planned = known.map_or("nothing".into(), |v| format!("{:?} {}", v.shape_value(), v.dtype()));
+            Error::PlanLeft { frame: self.name.clone(), request: at, planned, asked: format!("{asked} {dtype}") }
+        })?;
+        self.next += 1;
+        Ok(view)
+    }
+
+    /// As [`Frame::temp`]; [`Frame::saved`] finds it again under `tag`, in the same block and slot.
+    ///
+    /// # Errors
+    /// As [`Frame::temp`].
+    pub fn save(&mut self, tag: &'static str, shape: &[usize], dtype: DType) -> Result<View, Error> {
+        let view = self.temp(shape, dtype)?;
+        self.keep(tag, &view);
+        Ok(view)
+    }
+
+    /// Makes a view that is already there findable under `tag`, in the same block and slot.
+    pub fn keep(&mut self, tag: &'static str, view: &View) {
+        self.saved.insert((self.block.0, self.block.1, tag), view.clone());
+    }
+
+    /// What was saved under `tag` in this block and slot.
+    ///
+    /// # Errors
+    /// [`Error::NotSaved`], with the tags there are.
+    pub fn saved(&self, tag: &'static str) -> Result<View, Error> {
+        let (block, slot) = self.block;
+        self.saved.get(&(block, slot, tag)).cloned().ok_or_else(|| {
+            let here = self.saved.keys().filter(|k| (k.0, k.1) == self.block);
+            let mut saved: Vec<String> = here.map(|k| k.2.to_owned()).collect();
+            saved.sort_unstable();
+            Error::NotSaved { frame: self.name.clone(), tag: tag.to_owned(), saved }
+        })
+    }
+
+    /// The plan of a recorded pass: `trace` is that of the dry machine, begun before the pass and ended after it.
+    ///
+    /// # Errors
+    /// [`Error::PlannedElsewhere`] when another stream than the frame's touched a buffer.
+    pub fn plan(&self, trace: &Trace) -> Result<FramePlan, Error> {
+        match &self.arena {
+            Some((plan, _)) => Ok((**plan).clone()),
+            None => FramePlan::from_trace(&self.name, &self.stream, &self.views, trace),
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! One machine per process: what the devices of all its ranks share.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex, MutexGuard, RwLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::{
+    Departure, Device, Error, Fresh, Meeting, Pending, Trace, Why,
+    cpu::CpuEngine,
+    device::DeviceInner,
+    engine::Engine,
+    meeting::{Arrival, MeetingInner},
+    sim::{Chooser, SimEngine},
+    trace::Tracer,
+};
+
+/// Settings of a machine.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How long a host waits while nothing at all moves, before it gives up and says who is missing. `sim` and `dry`
+    /// need no limit: they know at once.
+    pub timeout: Duration,
+    /// What fresh memory holds.
+    pub fresh: Fresh,
+}
+
+impl Default for Options {
+    /// 60 s, zeros.
+    fn default() -> Self {
+        Options { timeout: Duration::from_secs(60), fresh: Fresh::Zeroed }
+    }
+}
+
+/// One worker pool or one scheduler, shared by all ranks of a process. Cloning shares it.
+#[derive(Clone)]
+pub struct Machine(pub(crate) Arc<MachineInner>);
+
+pub(crate) struct MachineInner {
+    pub(crate) engine: Engine,
+    pub(crate) options: Options,
+    pub(crate) tracer: Tracer,
+    /// Counts everything that completes; a host that waits looks whether it moves.
+    pub(crate) progress: AtomicU64,
+    any_dropped: AtomicBool,
+    dropped: RwLock<BTreeSet<Why>>,
+    devices: Mutex<BTreeMap<u32, Weak<DeviceInner>>>,
+    meetings: Mutex<Meetings>,
+}
+
+#[derive(Default)]
+struct Meetings {
+    open: BTreeMap<String, Weak<MeetingInner>>,
+    /// Ranks that left, and the root of it.
+    gone: BTreeMap<u32, (u32, Departure)>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|poison| poison.into_inner())
+}
+
+impl Machine {
+    /// Computes on `workers` threads of this host.
+    ///
+    /// # Errors
+    /// [`Error::Machine`] with no workers or over 1024.
+    pub fn cpu(workers: usize) -> Result<Machine, Error> {
+        Machine::cpu_with(workers, Options::default())
+    }
+
+    /// As [`Machine::cpu`], with settings.
+    ///
+    /// # Errors
+    /// [`Error::Machine`] with no workers or over 1024.
+    pub fn cpu_with(workers: usize, options: Options) -> Result<Machine, Error> {
+        if !(1..=1024).contains(&workers) {
+            return Err(Error::Machine { setting: "workers", value: workers, rule: "from 1 to 1024" });
+        }
+        Ok(Machine::new(Engine::Cpu(CpuEngine::start(workers)), options))
+    }
+
+    /// Computes one thing at a time, the next one picked by `seed` among all that may run. Equal seeds give equal
+    /// traces.
+    pub fn sim(seed: u64) -> Machine {
+        Machine::sim_with(seed, Options::default())
+    }
+
+    /// As [`Machine::sim`], with settings.
+    pub fn sim_with(seed: u64, options: Options) -> Machine {
+        Machine::new(Engine::Sim(SimEngine::new(Chooser::seeded(seed), true)), options)
+    }
+
+    pub(crate) fn scripted(chooser: Chooser, options: Options) -> Machine {
+        Machine::new(Engine::Sim(SimEngine::new(chooser, true)), options)
+    }
+
+    /// Shapes only: no storage, no kernels; order, groups, errors and traces as everywhere.
+    pub fn dry() -> Machine {
+        Machine::new(Engine::Sim(SimEngine::new(Chooser::first(), false)), Options::default())
+    }
+
+    fn new(engine: Engine, options: Options) -> Machine {
+        Machine(Arc::new(MachineInner {
+            engine,
+            options,
+            tracer: Tracer::new(),
+            progress: AtomicU64::new(0),
+            any_dropped: AtomicBool::new(false),
+            dropped: RwLock::default(),
+            devices: Mutex::default(),
+            meetings: Mutex::default(),
+        }))
+    }
+
+    /// Name of the driver: `cpu`, `sim` or `dry`.
+    pub fn driver(&self) -> &'static str {
+        self.0.engine.name()
+    }
+
+    /// Operations compute: there are values. False on `dry`.
+    pub fn computes(&self) -> bool {
+        self.0.engine.computes()
+    }
+
+    /// Settings.
+    pub fn options(&self) -> &Options {
+        &self.0.options
+    }
+
+    /// The device of `rank`.
+    ///
+    /// # Errors
+    /// [`Error::RankTaken`] while another device of that rank lives.
+    pub fn device(&self, rank: u32) -> Result<Device, Error> {
+        let mut devices = lock(&self.0.devices);
+        if devices.get(&rank).is_some_and(|d| d.strong_count() > 0) {
+            return Err(Error::RankTaken { rank });
+        }
+        let inner = Arc::new(DeviceInner::new(self.0.clone(), rank));
+        devices.insert(rank, Arc::downgrade(&inner));
+        lock(&self.0.meetings).gone.remove(&rank);
+        Ok(Device(inner))
+    }
+
+    /// Opens the meeting place `name` of `members` (ranks in the order of the group) for `rank`. All members open it
+    /// under the same name with the same list; the first makes it. A name that was closed by all can be used again.
+    ///
+    /// # Errors
+    /// [`Error::Members`] when the lists differ, a rank appears twice, or `rank` is no member.
+    pub fn meeting(&self, name: &str, members: &[u32], rank: u32) -> Result<Meeting, Error> {
+        let mut meetings = lock(&self.0.meetings);
+        let known = meetings.open.get(name).and_then(Weak::upgrade);
+        let disagree = |members: &[u32], asked: &[u32]| Error::Members {
+            group: name.to_owned(),
+            members: members.to_vec(),
+            rank,
+            asked: asked.to_vec(),
+        };
+        let distinct: BTreeSet<u32> = members.iter().copied().collect();
+        let member = members.iter().position(|m| *m == rank).filter(|_| distinct.len() == members.len());
+        let member = member.ok_or_else(|| disagree(members, members))?;
+        if let Some(inner) = known {
+            if inner.members != members {
+                return Err(disagree(&inner.members, members));
+            }
+            return Ok(Meeting::open(inner, member));
+        }
+        let gone = members.iter().find_map(|m| meetings.gone.get(m).cloned());
+        let inner = Arc::new(MeetingInner::new(name.to_owned(), members.to_vec(), gone));
+        meetings.open.retain(|_, m| m.strong_count() > 0);
+        meetings.open.insert(name.to_owned(), Arc::downgrade(&inner));
+        Ok(Meeting::open(inner, member))
+    }
+
+    /// Begins to record a trace; what was recorded before is dropped.
+    pub fn trace_start(&self) {
+        self.0.tracer.start();
+    }
+
+    /// Ends the recording and returns it.
+    pub fn trace_stop(&self) -> Trace {
+        self.0.tracer.stop()
+    }
+
+    /// For mutation tests: waits of this name do nothing from now on.
+    pub fn drop_waits(&self, why: Why) {
+        self.0.dropped.write().unwrap_or_else(|poison| poison.into_inner()).insert(why);
+        self.0.any_dropped.store(true, Ordering::Release);
+    }
+
+    /// Makes `ranks` known to the scheduler before their threads start, so that it waits for all of them. Each
+    /// thread then begins with [`Machine::enter`]. Nothing happens on `cpu`.
+    pub fn expect(&self, ranks: impl IntoIterator<Item = u32>) {
+        self.0.engine.expect(ranks);
+    }
+
+    /// This thread is the host of `rank` until the guard is dropped. On `sim` and `dry` it blocks until it is this
+    /// rank's turn.
+    pub fn enter(&self, rank: u32) -> HostTurn {
+        self.0.engine.enter(rank);
+        HostTurn { machine: self.clone(), rank }
+    }
+
+    /// `rank` will submit nothing more: whoever waits for it gets [`Error::PeerGone`] at once.
+    pub fn leave(&self, rank: u32, how: Departure) {
+        self.0.depart(rank, how);
+    }
+}
+
+/// See [`Machine::enter`].
+pub struct HostTurn {
+    machine: Machine,
+    rank: u32,
+}
+
+impl Drop for HostTurn {
+    fn drop(&mut self) {
+        self.machine.0.engine.exit(self.rank);
+    }
+}
+
+impl MachineInner {
+    /// Costs one load unless a test drops something.
+    pub(crate) fn is_dropped(&self, why: Why) -> bool {
+        self.any_dropped.load(Ordering::Relaxed)
+            && self.dropped.read().unwrap_or_else(|poison| poison.into_inner()).contains(&why)
+    }
+
+    /// Makes `error` sticky on `device` unless it has one, and tells its groups.
+    pub(crate) fn fail(&self, device: &DeviceInner, error: Error) {
+        let how = Departure::Failed(error.chain());
+        if device.set_error(error) {
+            self.depart(device.rank, how);
+        }
+    }
+
+    /// `rank` leaves all its groups. Those who wait there fail with it, and leave theirs; the root stays named.
+    pub(crate) fn depart(&self, rank: u32, how: Departure) {
+        self.depart_all(vec![rank], rank, how);
+    }
+
+    /// Ends the joint operation of `arrivals`, which was taken out of its meeting: their devices fail because of
+    /// `root`, and their streams go on, skipping.
+    pub(crate) fn poison(&self, arrivals: &[Arrival], root: u32, how: &Departure) {
+        let failed = arrivals.iter().filter(|a| echo(a, root, how)).map(|a| a.stream.device.rank).collect();
+        self.depart_all(failed, root, how.clone());
+    }
+
+    fn depart_all(&self, mut leavers: Vec<u32>, root: u32, how: Departure) {
+        while let Some(leaver) = leavers.pop() {
+            let open: Vec<Arc<MeetingInner>> = {
+                let mut meetings = lock(&self.meetings);
+                meetings.gone.entry(leaver).or_insert_with(|| (root, how.clone()));
+                meetings.open.values().filter_map(Weak::upgrade).collect()
+            };
+            for meeting in open {
+                for arrival in meeting.depart(leaver, root, &how) {
+                    if echo(&arrival, root, &how) {
+                        leavers.push(arrival.stream.device.rank);
+                    }
+                    self.engine.resume(&arrival.stream);
+                }
+            }
+        }
+    }
+
+    /// All that some wait for and others have not reached.
+    pub(crate) fn pending(&self) -> Pending {
+        let open: Vec<_> = lock(&self.meetings).open.values().filter_map(Weak::upgrade).collect();
+        Pending(open.iter().flat_map(|m| m.pending()).collect())
+    }
+}
+
+fn echo(arrival: &Arrival, root: u32, how: &Departure) -> bool {
+    let device = &arrival.stream.device;
+    device.rank != root
+        && device.set_error(Error::PeerGone { rank: root, group: arrival.body.meeting.name.clone(), how: how.clone() })
+}

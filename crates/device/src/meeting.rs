@@ -1,0 +1,181 @@
+//! Where streams of several ranks meet: who has come, who is missing, who will never come.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use crate::{
+    Access, Asked, Departure, PendingJoint, Site,
+    exchange::{Exchange, Signature},
+    stream::StreamInner,
+};
+
+/// One member's call of a joint operation.
+pub(crate) struct JointBody {
+    pub(crate) meeting: Arc<MeetingInner>,
+    pub(crate) member: usize,
+    /// Position in the group's sequence: this member's calls in the order of submission.
+    pub(crate) group_seq: u64,
+    pub(crate) signature: Signature,
+    pub(crate) name: &'static str,
+    pub(crate) site: Site,
+    pub(crate) accesses: Vec<Access>,
+    /// Index of the stream, and position in it.
+    pub(crate) stream: u32,
+    pub(crate) seq: u64,
+}
+
+impl JointBody {
+    pub(crate) fn exchange(&self) -> Exchange {
+        self.signature.exchange
+    }
+}
+
+/// A member that has come, and the stream that waits with it.
+pub(crate) struct Arrival {
+    pub(crate) stream: Arc<StreamInner>,
+    pub(crate) body: Arc<JointBody>,
+}
+
+/// What an arrival leads to.
+pub(crate) enum Met {
+    /// Others are missing; the stream is parked here.
+    Parked,
+    /// All have come and agree, in the order of the members.
+    Ready(Vec<Arrival>),
+    /// All have come and ask for different things.
+    Disagree { arrivals: Vec<Arrival>, asked: Asked },
+    /// Someone will never come; this arrival is handed back.
+    Gone { arrival: Arrival, rank: u32, how: Departure },
+}
+
+/// The place where the members of one communicator meet, call after call.
+pub(crate) struct MeetingInner {
+    pub(crate) name: String,
+    /// Ranks, in the order of the group.
+    pub(crate) members: Vec<u32>,
+    state: Mutex<MeetingState>,
+}
+
+struct MeetingState {
+    /// Sequence number of `calls[0]`.
+    first: u64,
+    calls: VecDeque<Call>,
+    /// The first member that left, by rank.
+    gone: Option<(u32, Departure)>,
+}
+
+struct Call {
+    arrivals: Vec<Option<Arrival>>,
+    count: usize,
+    /// Handed to whoever executes it; the entry stays until earlier ones are gone.
+    taken: bool,
+}
+
+impl MeetingInner {
+    pub(crate) fn new(name: String, members: Vec<u32>, gone: Option<(u32, Departure)>) -> Self {
+        MeetingInner { name, members, state: Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, MeetingState> {
+        self.state.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    pub(crate) fn arrive(&self, arrival: Arrival) -> Met {
+        let (member, seq) = (arrival.body.member, arrival.body.group_seq);
+        let n = self.members.len();
+        let mut state = self.lock();
+        if let Some((rank, how)) = state.gone.clone() {
+            return Met::Gone { arrival, rank, how };
+        }
+        let at = (seq - state.first) as usize;
+        while state.calls.len() <= at {
+            let arrivals = std::iter::repeat_with(|| None).take(n).collect();
+            state.calls.push_back(Call { arrivals, count: 0, taken: false });
+        }
+        let call = &mut state.calls[at];
+        debug_assert!(call.arrivals[member].is_none(), "BUG: member {member} came twice to #{seq}");
+        call.arrivals[member] = Some(arrival);
+        call.count += 1;
+        if call.count < n {
+            return Met::Parked;
+        }
+        call.taken = true;
+        let arrivals: Vec<Arrival> = call.arrivals.iter_mut().filter_map(Option::take).collect();
+        while state.calls.front().is_some_and(|c| c.taken) {
+            state.calls.pop_front();
+            state.first += 1;
+        }
+        drop(state);
+        let want = arrivals[0].body.signature;
+        if arrivals.iter().all(|a| a.body.signature == want) {
+            Met::Ready(arrivals)
+        } else {
+            let asked = arrivals.iter().map(|a| (a.stream.device.rank, a.body.signature.to_string()));
+            let asked = Asked(asked.collect());
+            Met::Disagree { arrivals, asked }
+        }
+    }
+
+    /// `leaver` will not come any more, because of what happened to `root`: gives back everybody who waits here.
+    pub(crate) fn depart(&self, leaver: u32, root: u32, how: &Departure) -> Vec<Arrival> {
+        if !self.members.contains(&leaver) {
+            return Vec::new();
+        }
+        let mut state = self.lock();
+        state.gone.get_or_insert((root, how.clone()));
+        let first = state.first + state.calls.len() as u64;
+        let calls = std::mem::take(&mut state.calls);
+        state.first = first;
+        calls.into_iter().flat_map(|call| call.arrivals).flatten().collect()
+    }
+
+    /// Calls that some have reached and others have not.
+    pub(crate) fn pending(&self) -> Vec<PendingJoint> {
+        let state = self.lock();
+        let pending = state.calls.iter().enumerate().filter(|(_, call)| !call.taken && call.count > 0);
+        let split = |call: &Call, came: bool| {
+            let members = self.members.iter().zip(&call.arrivals);
+            members.filter(|(_, a)| a.is_some() == came).map(|(rank, _)| *rank).collect()
+        };
+        pending
+            .map(|(i, call)| PendingJoint {
+                group: self.name.clone(),
+                seq: state.first + i as u64,
+                what: call.arrivals.iter().flatten().next().map_or_else(String::new, |a| a.body.signature.to_string()),
+                arrived: split(call, true),
+                missing: split(call, false),
+            })
+            .collect()
+    }
+}
+
+/// One member's handle of a meeting place: its calls are numbered in the order of submission.
+#[derive(Clone)]
+pub struct Meeting {
+    pub(crate) inner: Arc<MeetingInner>,
+    pub(crate) member: usize,
+    pub(crate) next: Arc<Mutex<u64>>,
+}
+
+impl Meeting {
+    pub(crate) fn open(inner: Arc<MeetingInner>, member: usize) -> Meeting {
+        Meeting { inner, member, next: Arc::default() }
+    }
+
+    /// Ranks, in the order of the group.
+    pub fn members(&self) -> &[u32] {
+        &self.inner.members
+    }
+
+    /// This rank's place among the members.
+    pub fn place(&self) -> u32 {
+        self.member as u32
+    }
+
+    /// Name under which it was opened.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+}

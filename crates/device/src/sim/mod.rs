@@ -1,0 +1,10 @@
+//! The deterministic drivers: one thing at a time, over all ranks. `sim` computes real numbers, `dry` only shapes.
+
+mod chooser;
+mod engine;
+mod hosts;
+mod search;
+
+pub(crate) use self::chooser::Chooser;
+pub(crate) use self::engine::SimEngine;
+pub use self::search::{Explored, explore};

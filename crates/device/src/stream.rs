@@ -1,0 +1,415 @@
+//! Streams: operations in order, submitted without blocking.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use crate::{
+    Access, DType, Device, Element, Error, Event, Exchange, Meeting, Op, OpRef, Site, TraceAccess, TraceEvent, View,
+    WaitOutcome, Why,
+    device::DeviceInner,
+    download::Download,
+    event::Bound,
+    exchange::check_exchange,
+    handoff::{self, Inbox},
+    meeting::JointBody,
+};
+
+pub(crate) type Mark = handoff::Mark<Arc<StreamInner>>;
+
+/// An operation in its stream.
+pub(crate) struct OpBody {
+    pub(crate) op: Op,
+    pub(crate) stream: u32,
+    pub(crate) seq: u64,
+}
+
+/// What a stream is made of.
+#[derive(Clone)]
+pub(crate) enum Item {
+    Op(Arc<OpBody>),
+    Record(Arc<Mark>),
+    Wait(Arc<Mark>),
+    Joint(Arc<JointBody>),
+}
+
+/// The batch that a worker runs at the moment, and how far it is.
+#[derive(Default)]
+pub(crate) struct Lane {
+    pub(crate) batch: Vec<Item>,
+    pub(crate) at: usize,
+}
+
+pub(crate) struct StreamInner {
+    pub(crate) device: Arc<DeviceInner>,
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) inbox: Inbox<Item>,
+    pub(crate) lane: Mutex<Lane>,
+    submit: Mutex<Submit>,
+    /// The last handle was dropped: what is queued does not run.
+    pub(crate) cancelled: AtomicBool,
+    /// Operations that did not run for that reason.
+    pub(crate) skipped: AtomicUsize,
+    /// Parked in a meeting that someone else must complete.
+    pub(crate) at_joint: AtomicBool,
+}
+
+/// The host's side of a stream.
+struct Submit {
+    next: u64,
+    /// By stream of the same device: the position that this stream is ordered behind, plus one.
+    behind: Vec<u64>,
+}
+
+impl Submit {
+    /// The next position.
+    fn take(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+}
+
+impl StreamInner {
+    pub(crate) fn new(device: Arc<DeviceInner>, index: u32, name: String) -> Self {
+        StreamInner {
+            device,
+            index,
+            name,
+            inbox: Inbox::new(),
+            lane: Mutex::new(Lane::default()),
+            submit: Mutex::new(Submit { next: 0, behind: Vec::new() }),
+            cancelled: AtomicBool::new(false),
+            skipped: AtomicUsize::new(0),
+            at_joint: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn op_ref(&self, body: &OpBody) -> OpRef {
+        self.device.op_ref(&body.op, body.stream, body.seq)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Submit> {
+        self.submit.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    /// Pushes a mark behind all that was submitted, for the host to wait for.
+    pub(crate) fn mark(self: &Arc<Self>) -> Arc<Mark> {
+        let mark = Arc::new(Mark::new());
+        let mut submit = self.lock();
+        submit.next += 1;
+        self.device.machine.engine.push(self, Item::Record(mark.clone()));
+        mark
+    }
+}
+
+/// Operations of one device in the order of the calls. Never blocks the caller.
+///
+/// Cloning gives another handle of the same stream; dropping the last one waits for what runs and cancels what is
+/// queued (then the device has the sticky error [`Error::Cancelled`]): synchronize first.
+#[derive(Clone)]
+pub struct Stream(Arc<Handle>);
+
+struct Handle(Arc<StreamInner>);
+
+impl Stream {
+    pub(crate) fn open(inner: Arc<StreamInner>) -> Stream {
+        Stream(Arc::new(Handle(inner)))
+    }
+
+    fn inner(&self) -> &Arc<StreamInner> {
+        &self.0.0
+    }
+
+    /// Name given when the stream was made.
+    pub fn name(&self) -> &str {
+        &self.inner().name
+    }
+
+    /// Number of the stream on its device, from 0, as in traces.
+    pub fn index(&self) -> u32 {
+        self.inner().index
+    }
+
+    /// The device it belongs to.
+    pub fn device(&self) -> Device {
+        Device(self.inner().device.clone())
+    }
+
+    /// Rank of that device.
+    pub fn rank(&self) -> u32 {
+        self.inner().device.rank
+    }
+
+    /// Submits an operation.
+    ///
+    /// # Errors
+    /// The device's sticky error; [`Error::Foreign`] for memory of another device; [`Error::SelfConflict`] when two
+    /// accesses of the operation touch the same bytes and one writes. Nothing is queued then.
+    pub fn launch(&self, op: Op) -> Result<(), Error> {
+        let inner = self.inner();
+        inner.device.check()?;
+        check_accesses(op.name, &op.site, &op.accesses, inner.device.rank)?;
+        let mut submit = inner.lock();
+        let seq = submit.take();
+        let tracer = &inner.device.machine.tracer;
+        tracer.add(|| TraceEvent::Op {
+            rank: inner.device.rank,
+            stream: inner.index,
+            seq,
+            name: op.name,
+            site: op.site.as_str().to_owned(),
+            accesses: op.accesses.iter().map(TraceAccess::from).collect(),
+        });
+        let body = Arc::new(OpBody { op, stream: inner.index, seq });
+        inner.device.machine.engine.push(inner, Item::Op(body));
+        Ok(())
+    }
+
+    /// Marks this point of the stream as the event's latest record.
+    ///
+    /// # Errors
+    /// The device's sticky error; [`Error::Foreign`] for an event of another device.
+    pub fn record(&self, event: &Event) -> Result<(), Error> {
+        let inner = self.inner();
+        inner.device.check()?;
+        self.own_event(event)?;
+        let mut submit = inner.lock();
+        let seq = submit.take();
+        let mark = Arc::new(Mark::new());
+        let mut latest = event.0.latest.lock().unwrap_or_else(|poison| poison.into_inner());
+        let generation = latest.as_ref().map_or(0, |b| b.generation) + 1;
+        *latest = Some(Bound { mark: mark.clone(), stream: inner.index, seq, generation });
+        inner.device.machine.tracer.add(|| TraceEvent::Record {
+            rank: inner.device.rank,
+            stream: inner.index,
+            seq,
+            event: event.name().to_owned(),
+            generation,
+        });
+        inner.device.machine.engine.push(inner, Item::Record(mark));
+        Ok(())
+    }
+
+    /// Orders what is submitted to this stream from now on behind the last record of `event`. Costs one load when
+    /// the stream is behind that point already.
+    ///
+    /// # Errors
+    /// [`Error::NeverRecorded`]; the device's sticky error; [`Error::Foreign`] for an event of another device.
+    pub fn wait(&self, event: &Event, why: Why) -> Result<(), Error> {
+        let inner = self.inner();
+        inner.device.check()?;
+        self.own_event(event)?;
+        let bound = event.bound().ok_or_else(|| Error::NeverRecorded {
+            rank: inner.device.rank,
+            stream: inner.name.clone(),
+            event: event.name().to_owned(),
+        })?;
+        let machine = &inner.device.machine;
+        let mut submit = inner.lock();
+        let from = bound.stream as usize;
+        let behind = submit.behind.get(from).copied().unwrap_or(0);
+        let outcome = if machine.is_dropped(why) {
+            WaitOutcome::Dropped
+        } else if bound.stream == inner.index || behind > bound.seq {
+            WaitOutcome::Elided
+        } else {
+            WaitOutcome::Enforced
+        };
+        machine.tracer.add(|| TraceEvent::Wait {
+            rank: inner.device.rank,
+            stream: inner.index,
+            seq: submit.next,
+            why,
+            event: event.name().to_owned(),
+            generation: bound.generation,
+            on_stream: bound.stream,
+            on_seq: bound.seq,
+            outcome,
+        });
+        if outcome == WaitOutcome::Enforced {
+            if submit.behind.len() <= from {
+                submit.behind.resize(from + 1, 0);
+            }
+            submit.behind[from] = bound.seq + 1;
+            submit.next += 1;
+            machine.engine.push(inner, Item::Wait(bound.mark));
+        }
+        Ok(())
+    }
+
+    /// Submits this member's call of a joint operation. It happens once, when every member's call with the same
+    /// position in the meeting's sequence has come up in its stream; no worker waits for it.
+    ///
+    /// # Errors
+    /// The device's sticky error; [`Error::Shapes`] or [`Error::ElementType`] when the accesses do not fit
+    /// `exchange`; [`Error::Foreign`]. What other members ask for is compared when all have come
+    /// ([`Error::Disagree`], sticky).
+    pub fn joint(
+        &self,
+        meeting: &Meeting,
+        exchange: Exchange,
+        site: impl Into<Site>,
+        accesses: Vec<Access>,
+    ) -> Result<(), Error> {
+        let inner = self.inner();
+        inner.device.check()?;
+        let site = site.into();
+        let rank = inner.device.rank;
+        if meeting.inner.members[meeting.member] != rank {
+            let what = format!("place {} of group '{}'", meeting.member, meeting.inner.name);
+            return Err(Error::Foreign { what, owner: meeting.inner.members[meeting.member], used_by: rank });
+        }
+        check_owner(&accesses, rank)?;
+        let signature = check_exchange(exchange, meeting.inner.members.len(), meeting.member, &site, &accesses)?;
+        let mut submit = inner.lock();
+        // Held until the call is queued: two streams must not swap two numbers.
+        let mut next = meeting.next.lock().unwrap_or_else(|poison| poison.into_inner());
+        let group_seq = *next;
+        *next += 1;
+        let seq = submit.take();
+        inner.device.machine.tracer.add(|| TraceEvent::Joint {
+            rank,
+            stream: inner.index,
+            seq,
+            group: meeting.inner.name.clone(),
+            group_seq,
+            what: signature.to_string(),
+            site: site.as_str().to_owned(),
+            accesses: accesses.iter().map(TraceAccess::from).collect(),
+        });
+        let body = JointBody {
+            meeting: meeting.inner.clone(),
+            member: meeting.member,
+            group_seq,
+            signature,
+            name: exchange.name(),
+            site,
+            accesses,
+            stream: inner.index,
+            seq,
+        };
+        inner.device.machine.engine.push(inner, Item::Joint(Arc::new(body)));
+        Ok(())
+    }
+
+    /// Copies host values into `view`, in row-major order, when the stream gets there.
+    ///
+    /// # Errors
+    /// As [`Stream::launch`]; [`Error::Shapes`] when the number of values differs, [`Error::ElementType`] when the
+    /// type does.
+    pub fn upload<T: Element>(&self, view: &View, values: Vec<T>) -> Result<(), Error> {
+        if view.dtype() != T::DTYPE {
+            return Err(wrong_type("upload", view, T::DTYPE));
+        }
+        if view.numel() != values.len() {
+            return Err(Error::Shapes {
+                op: "upload",
+                site: view.label().to_owned(),
+                left: "view",
+                left_shape: view.shape().to_vec(),
+                right: "values",
+                right_shape: vec![values.len()],
+                rule: "as many values as elements",
+            });
+        }
+        self.launch(Op::host("upload", Site::from(view.label().to_owned()), vec![Access::write(view)], move |args| {
+            let mut rows = args.rows_mut::<T>(0)?;
+            let cols = rows.cols().max(1);
+            for (i, row) in values.chunks_exact(cols).enumerate() {
+                rows.row_mut(i).copy_from_slice(row);
+            }
+            Ok(())
+        }))
+    }
+
+    /// Copies `view` to the host, in row-major order, when the stream gets there. The values come from
+    /// [`Download::wait`].
+    ///
+    /// # Errors
+    /// As [`Stream::launch`]; [`Error::ElementType`] when the type differs; [`Error::NoValues`] on `dry`.
+    pub fn download<T: Element>(&self, view: &View) -> Result<Download<T>, Error> {
+        if view.dtype() != T::DTYPE {
+            return Err(wrong_type("download", view, T::DTYPE));
+        }
+        if !self.inner().device.machine.engine.computes() {
+            return Err(Error::NoValues { label: view.label().to_owned() });
+        }
+        let (op, slot) = Download::op(view);
+        self.launch(op)?;
+        Ok(Download::new(Device(self.inner().device.clone()), view.label(), slot, self.inner().mark()))
+    }
+
+    /// The host waits for all that was submitted to this stream.
+    ///
+    /// # Errors
+    /// The device's sticky error; [`Error::Timeout`] or [`Error::Deadlock`].
+    pub fn synchronize(&self) -> Result<(), Error> {
+        let inner = self.inner();
+        inner.device.check()?;
+        let mark = inner.mark();
+        let waited = inner.device.wait(&mark, &inner.name);
+        inner.inbox.sweep();
+        waited
+    }
+
+    fn own_event(&self, event: &Event) -> Result<(), Error> {
+        let device = &self.inner().device;
+        if Arc::ptr_eq(device, &event.0.device.0) {
+            return Ok(());
+        }
+        Err(Error::Foreign {
+            what: format!("event '{}'", event.name()),
+            owner: event.0.device.rank(),
+            used_by: device.rank,
+        })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let inner = &self.0;
+        let machine = &inner.device.machine;
+        inner.cancelled.store(true, Ordering::Release);
+        if inner.at_joint.load(Ordering::Acquire) {
+            machine.fail(
+                &inner.device,
+                Error::Cancelled { rank: inner.device.rank, stream: inner.name.clone(), queued: 1 },
+            );
+        }
+        machine.engine.close(inner);
+        let skipped = inner.skipped.load(Ordering::Acquire);
+        if skipped > 0 {
+            let (rank, stream) = (inner.device.rank, inner.name.clone());
+            machine.fail(&inner.device, Error::Cancelled { rank, stream, queued: skipped });
+        }
+    }
+}
+
+fn wrong_type(op: &'static str, view: &View, need: DType) -> Error {
+    Error::ElementType { op, site: view.label().to_owned(), tensor: "view", have: view.dtype(), need }
+}
+
+fn check_owner(accesses: &[Access], rank: u32) -> Result<(), Error> {
+    match accesses.iter().find(|a| a.view.rank() != rank) {
+        None => Ok(()),
+        Some(a) => {
+            Err(Error::Foreign { what: format!("memory '{}'", a.view.label()), owner: a.view.rank(), used_by: rank })
+        }
+    }
+}
+
+fn check_accesses(op: &'static str, site: &Site, accesses: &[Access], rank: u32) -> Result<(), Error> {
+    if accesses.len() > 64 {
+        return Err(Error::TooManyAccesses { op, site: site.as_str().to_owned(), have: accesses.len() });
+    }
+    check_owner(accesses, rank)?;
+    for (second, b) in accesses.iter().enumerate() {
+        if let Some(first) = accesses[..second].iter().position(|a| a.conflicts(b)) {
+            let (site, label) = (site.as_str().to_owned(), b.view.label().to_owned());
+            return Err(Error::SelfConflict { op, site, first, second, label });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,18 @@
+//! The crate's public behaviour; test names are the claims.
+
+#[path = "api/planning_claims.rs"]
+mod planning_claims;
+#[path = "api/planning_groups.rs"]
+mod planning_groups;
+#[path = "api/planning_init.rs"]
+mod planning_init;
+#[path = "api/planning_laws.rs"]
+mod planning_laws;
+#[path = "api/planning_placement.rs"]
+mod planning_placement;
+#[path = "api/planning_plans.rs"]
+mod planning_plans;
+#[path = "api/planning_support.rs"]
+mod planning_support;
+#[path = "api/planning_world.rs"]
+mod planning_world;

@@ -1,0 +1,151 @@
+//! Commands and their arguments.
+
+use crate::{config::Config, error::TrainError};
+use clap::{Args, Parser, Subcommand};
+use pgroups::{Layout, LayoutConfig};
+use std::path::PathBuf;
+
+/// Trains language models over many ranks.
+#[derive(Clone, Debug, PartialEq, Parser)]
+#[command(name = "trainer", version, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// A command.
+#[derive(Clone, Debug, PartialEq, Subcommand)]
+pub enum Command {
+    /// Train a model as a configuration says.
+    Train(TrainArgs),
+    /// Show which ranks form which process groups.
+    Groups(GroupsArgs),
+    /// Show sizes, memory and batches of a configuration; train nothing.
+    Plan(PlanArgs),
+    /// Show what this machine and this build have, and what is missing.
+    Doctor(DoctorArgs),
+}
+
+/// A configuration and what is put over it.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct ConfigArgs {
+    /// Configuration file (TOML); relative data paths start at its folder.
+    pub config: PathBuf,
+    /// Put a setting over the file's; may be repeated.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl ConfigArgs {
+    /// Reads and checks the configuration.
+    ///
+    /// # Errors
+    /// Those of [`Config::load`].
+    pub fn load(&self) -> Result<Config, TrainError> {
+        Config::load(&self.config, &self.set)
+    }
+}
+
+/// `trainer train`
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct TrainArgs {
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Folder for metrics.jsonl and the loss curve; made if it does not exist.
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+}
+
+/// `trainer plan`
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct PlanArgs {
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+}
+
+/// `trainer groups`
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct GroupsArgs {
+    /// Number of ranks.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub world: u32,
+    /// Sizes of axes (tp, gtp, cp, ep, dp, pp), as in tp=2,gtp=2,dp=2; dp is derived if it is left out.
+    #[arg(long, value_name = "AXIS=SIZE,...", value_parser = LayoutConfig::parse)]
+    pub layout: LayoutConfig,
+    /// Axes from the fastest to the slowest; default: tp-gtp-cp-ep-dp-pp.
+    #[arg(long, value_name = "AXIS-AXIS-...")]
+    pub order: Option<String>,
+    /// Print one JSON object: every group key with its rank lists.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl GroupsArgs {
+    /// The layout of the whole world.
+    ///
+    /// # Errors
+    /// [`TrainError::Plan`] with every rule that it breaks.
+    pub fn layout(&self) -> Result<Layout, TrainError> {
+        let mut config = self.layout.clone();
+        config.world_size = Some(self.world);
+        if let Some(order) = &self.order {
+            config.order.clone_from(order);
+        }
+        Ok(Layout::new(&config)?)
+    }
+}
+
+/// `trainer doctor`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Args)]
+pub struct DoctorArgs {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use pgroups::{Axis, ParamClass};
+
+    fn parse(line: &str) -> Result<Command, String> {
+        Cli::try_parse_from(line.split(' ')).map(|cli| cli.command).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_definition_has_no_contradictions() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn train_takes_a_configuration_overrides_in_order_and_a_run_folder() {
+        let line = "trainer train configs/a.toml --set train.steps=3 --run-dir out --set model.arch=gpt2";
+        let Command::Train(args) = parse(line).unwrap() else { panic!("not train") };
+        assert_eq!(args.config.config, PathBuf::from("configs/a.toml"));
+        assert_eq!(args.config.set, ["train.steps=3", "model.arch=gpt2"]);
+        assert_eq!(args.run_dir, Some(PathBuf::from("out")));
+        assert!(parse("trainer train").unwrap_err().contains("<CONFIG>"));
+        assert!(matches!(parse("trainer plan a.toml --set a.b=c"), Ok(Command::Plan(_))));
+        assert!(matches!(parse("trainer doctor"), Ok(Command::Doctor(_))));
+    }
+
+    #[test]
+    fn groups_reads_its_layout_and_says_what_is_wrong_with_one() {
+        let line = "trainer groups --world 8 --layout tp=2,gtp=2,dp=2 --order gtp-tp-dp --json";
+        let Command::Groups(args) = parse(line).unwrap() else { panic!("not groups") };
+        let layout = args.layout().unwrap();
+        let size = |axis| layout.size(ParamClass::Dense, &axis);
+        assert_eq!((size(Axis::GTP), size(Axis::DP), layout.world_size(), args.json), (2, 2, 8, true));
+
+        let error = parse("trainer groups --world 8 --layout tp=2,gtp=0,dp").unwrap_err();
+        assert!(error.contains("--layout") && error.contains("'gtp=0'") && error.contains("'dp'"), "{error}");
+        assert!(parse("trainer groups --world 0 --layout tp=1").unwrap_err().contains("--world"));
+        let refused = |line: &str| {
+            let Ok(Command::Groups(args)) = parse(line) else { panic!("{line} is not read") };
+            args.layout().unwrap_err().to_string()
+        };
+        assert!(refused("trainer groups --world 8 --layout tp=3").contains("8 ranks"));
+        let twice = refused("trainer groups --world 8 --layout tp=2 --order tp-tp");
+        assert!(twice.contains("'tp' is twice"), "{twice}");
+    }
+}

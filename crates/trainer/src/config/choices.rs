@@ -1,0 +1,111 @@
+//! The settings that are one of a few names.
+
+use std::fmt;
+
+/// A closed set of named values.
+pub(crate) trait Choice: Copy + Sized + 'static {
+    /// Every value with its name, in the order in which they are told to the user.
+    const ALL: &'static [(&'static str, Self)];
+}
+
+macro_rules! choices {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ })+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+        pub enum $name {
+            $($(#[$value_doc])* #[serde(rename = $text)] $value,)+
+        }
+
+        impl Choice for $name {
+            const ALL: &'static [(&'static str, Self)] = &[$(($text, $name::$value),)+];
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self {
+                    $($name::$value => $text,)+
+                })
+            }
+        }
+    )+};
+}
+
+choices! {
+    /// Which model.
+    Arch {
+        /// Learned positions, LayerNorm, GELU, tied embedding.
+        Gpt2 = "gpt2",
+        /// Rotary positions, RMSNorm, SwiGLU, grouped-query attention, untied.
+        Llama = "llama",
+    }
+
+    /// What is computed again in backward instead of being kept from forward.
+    Recompute {
+        /// Nothing: all activations are kept.
+        None = "none",
+        /// Every block, from its input.
+        Block = "block",
+    }
+
+    /// What a gradient is divided by.
+    LossNormalization {
+        /// Microbatches and data ranks: the mean of their means.
+        Mean = "mean",
+        /// Predicted tokens of the global batch.
+        Token = "token",
+    }
+
+    /// How the learning rate goes on after warm-up.
+    ScheduleKind {
+        /// It stays.
+        Constant = "constant",
+        /// In a straight line to `min_lr` at the last step.
+        Linear = "linear",
+        /// In half a cosine wave to `min_lr` at the last step.
+        Cosine = "cosine",
+    }
+
+    /// When updated parameters are gathered.
+    Dispatch {
+        /// Each bucket's gather starts the next one's.
+        Chain = "chain",
+        /// All gathers at the same points on every pipeline stage.
+        Aligned = "aligned",
+        /// Each right behind its bucket's optimizer step.
+        WithOptimizer = "with-optimizer",
+    }
+
+    /// How a number is stored.
+    Number {
+        /// 32 bits, IEEE.
+        F32 = "f32",
+        /// 16 bits: the upper half of an f32.
+        Bf16 = "bf16",
+    }
+
+    /// How text becomes tokens.
+    TokenizerKind {
+        /// A token per byte, 256 of them.
+        Bytes = "bytes",
+    }
+
+    /// What the run's operations are carried out by.
+    DeviceKind {
+        /// Worker threads of this process.
+        Cpu = "cpu",
+        /// One operation at a time, in an order drawn from a seed.
+        Sim = "sim",
+        /// Shapes only: plans, no numbers.
+        Dry = "dry",
+    }
+
+    /// How progress is shown.
+    ProgressKind {
+        /// A bar on a terminal, lines elsewhere.
+        Auto = "auto",
+        /// A line per reported step.
+        Lines = "lines",
+        /// Not at all.
+        None = "none",
+    }
+}

@@ -1,0 +1,316 @@
+//! Defaults, what must hold between settings, and what this version cannot do.
+
+use super::{
+    Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, LayoutConfig, LogConfig,
+    LossNormalization, ModelConfig, NoEffect, NotYet, Number, OptimizerConfig, PrecisionConfig, ProgressKind, Range,
+    Recompute, Rule, ScheduleKind, Setting, TokenizerKind, TrainConfig, Violation,
+    layout::violations,
+    nearest::{divisors, nearest_divisors, nearest_multiples},
+    reader::{Need, Reader, Section},
+};
+use pgroups::Order;
+use std::path::Path;
+
+/// Width that heads are given when their number is left open: the usual one, and a multiple of any vector width.
+const HEAD_DIM: u64 = 64;
+
+/// Reads every section and fills in what is left open. What cannot be read is a violation in `reader` and has some
+/// valid value in the result.
+pub(crate) fn read(reader: &mut Reader, base: &Path) -> Config {
+    // Read first: the vocabulary follows the tokenizer.
+    let data = reader.section("data", |s| read_data(s, base));
+    let vocab = data.source().tokenizer.vocab();
+    let model = reader.section("model", |s| read_model(s, vocab));
+    let layout = reader.section("layout", read_layout);
+    let train = reader.section("train", |s| read_train(s, layout.data_ranks()));
+    let optimizer = reader.section("optimizer", read_optimizer);
+    let ddp = reader.section("ddp", |s| read_ddp(s, layout.dp, optimizer.distributed));
+    let precision = reader.section("precision", read_precision);
+    let device = reader.section("device", read_device);
+    let log = reader.section("log", read_log);
+    Config { model, layout, train, optimizer, ddp, precision, data, device, log }
+}
+
+fn read_data(s: &mut Section, base: &Path) -> DataConfig {
+    let path = s.texts("path").filter(|list| !list.is_empty() && list.iter().all(|p| !p.trim().is_empty()));
+    let path = s.required(
+        "path",
+        path,
+        Need {
+            meaning: "the files, folders or globs of text to train on",
+            example: "\"../docs/**/*.md\"",
+            meanwhile: vec![".".to_owned()],
+        },
+    );
+    let tokenizer = s.choice("tokenizer").unwrap_or(TokenizerKind::Bytes);
+    let usual = "0.95,0.05";
+    let written = s.text("split").unwrap_or_else(|| usual.to_owned());
+    let split = written.parse().unwrap_or_else(|problem: data::DataError| {
+        s.push(Violation {
+            settings: vec![Setting::text("data.split", &written)],
+            rule: Rule::Split { problem: problem.to_string() },
+            nearest: vec![Setting::text("data.split", usual)],
+        });
+        usual.parse().expect("BUG: the default split is valid")
+    });
+    DataConfig { base: base.to_owned(), path, tokenizer, split }
+}
+
+fn read_model(s: &mut Section, vocab: usize) -> ModelConfig {
+    let arch = s.choice("arch").unwrap_or(Arch::Gpt2);
+    let layers = s.size("layers", 1);
+    let layers = s.required("layers", layers, Need { meaning: "blocks of the model", example: "4", meanwhile: 1 });
+    let dim = s.size("dim", 1);
+    let need = Need { meaning: "width of the residual stream", example: "128", meanwhile: 64 };
+    let dim = s.required("dim", dim, need);
+    let heads = s.size("heads", 1).unwrap_or_else(|| usual_heads(dim));
+    let kv_heads = s.size("kv_heads", 1).unwrap_or(heads);
+    let ffn_dim = s.size("ffn_dim", 1).unwrap_or(4 * dim);
+    let vocab = s.size("vocab", 1).unwrap_or(vocab);
+    let seq_len = s.size("seq_len", 1);
+    let need = Need { meaning: "tokens per sequence", example: "128", meanwhile: 1 };
+    let seq_len = s.required("seq_len", seq_len, need);
+    let tied = s.flag("tied").unwrap_or(true);
+    ModelConfig { arch, layers, dim, heads, kv_heads, ffn_dim, vocab, seq_len, tied }
+}
+
+/// The number of heads that divides `dim` and makes them nearest to [`HEAD_DIM`] wide; of two the more.
+fn usual_heads(dim: usize) -> usize {
+    let widths = divisors(dim as u64);
+    let width = widths.into_iter().min_by_key(|width| width.abs_diff(HEAD_DIM)).unwrap_or(1);
+    dim / width as usize
+}
+
+fn read_layout(s: &mut Section) -> LayoutConfig {
+    let mut size = |axis| s.small(axis, 1).unwrap_or(1);
+    LayoutConfig {
+        tp: size("tp"),
+        gtp: size("gtp"),
+        cp: size("cp"),
+        ep: size("ep"),
+        dp: size("dp"),
+        pp: size("pp"),
+        order: s.text("order").unwrap_or_else(|| Order::DEFAULT.to_owned()),
+    }
+}
+
+fn read_train(s: &mut Section, data_ranks: u64) -> TrainConfig {
+    let steps = s.whole("steps", 1);
+    let steps = s.required("steps", steps, Need { meaning: "optimizer steps", example: "100", meanwhile: 1 });
+    let global_batch = s.whole("global_batch", 1);
+    let example = data_ranks.saturating_mul(8).to_string();
+    let need = Need { meaning: "sequences per step, over all ranks", example: &example, meanwhile: data_ranks };
+    let global_batch = s.required("global_batch", global_batch, need);
+    // A share that is not whole is refused later; 1 leaves the most global batches to suggest.
+    let share = if global_batch.is_multiple_of(data_ranks) { global_batch / data_ranks } else { 1 };
+    TrainConfig {
+        steps,
+        global_batch,
+        micro_batch: s.whole("micro_batch", 1).unwrap_or(share),
+        seed: s.whole("seed", 0).unwrap_or(0),
+        recompute: s.choice("recompute").unwrap_or(Recompute::None),
+        eval_interval: s.whole("eval_interval", 0).unwrap_or(0),
+        loss_normalization: s.choice("loss_normalization").unwrap_or(LossNormalization::Mean),
+    }
+}
+
+fn read_optimizer(s: &mut Section) -> OptimizerConfig {
+    let lr = s.number("lr", Range::Above(0.0), 3e-4).unwrap_or(3e-4);
+    let schedule = s.choice("schedule").unwrap_or(ScheduleKind::Cosine);
+    let min_lr = s.number("min_lr", Range::AtLeast(0.0), lr / 10.0);
+    OptimizerConfig {
+        lr,
+        min_lr: min_lr.or((schedule != ScheduleKind::Constant).then_some(lr / 10.0)),
+        warmup_steps: s.whole("warmup_steps", 0).unwrap_or(0),
+        schedule,
+        weight_decay: s.number("weight_decay", Range::AtLeast(0.0), 0.1).unwrap_or(0.1),
+        beta1: s.number("beta1", Range::Below(0.0, 1.0), 0.9).unwrap_or(0.9),
+        beta2: s.number("beta2", Range::Below(0.0, 1.0), 0.95).unwrap_or(0.95),
+        eps: s.number("eps", Range::Above(0.0), 1e-8).unwrap_or(1e-8),
+        clip: s.number("clip", Range::AtLeast(0.0), 1.0).unwrap_or(1.0),
+        distributed: s.flag("distributed").unwrap_or(false),
+    }
+}
+
+fn read_ddp(s: &mut Section, dp: u32, distributed: bool) -> DdpConfig {
+    let bucket_size = (1_000_000 * u64::from(dp)).max(40_000_000);
+    DdpConfig {
+        bucket_size: s.size("bucket_size", 1).unwrap_or(usize::try_from(bucket_size).unwrap_or(usize::MAX)),
+        overlap_grad_reduce: s.flag("overlap_grad_reduce").unwrap_or(true),
+        overlap_param_gather: s.flag("overlap_param_gather").unwrap_or(distributed),
+        dispatch: s.choice("dispatch").unwrap_or(Dispatch::Chain),
+    }
+}
+
+fn read_precision(s: &mut Section) -> PrecisionConfig {
+    let mut number = |key| s.choice(key).unwrap_or(Number::F32);
+    PrecisionConfig {
+        param: number("param"),
+        grad: number("grad"),
+        reduce: number("reduce"),
+        master: number("master"),
+        moments: number("moments"),
+    }
+}
+
+fn read_device(s: &mut Section) -> DeviceConfig {
+    DeviceConfig {
+        kind: s.choice("kind").unwrap_or(DeviceKind::Cpu),
+        threads: s.small("threads", 1),
+        seed: s.whole("seed", 0).unwrap_or(0),
+        timeout_seconds: s.number("timeout_seconds", Range::Above(0.0), 60.0).unwrap_or(60.0),
+    }
+}
+
+fn read_log(s: &mut Section) -> LogConfig {
+    LogConfig {
+        interval: s.whole("interval", 1).unwrap_or(10),
+        progress: s.choice("progress").unwrap_or(ProgressKind::Auto),
+        sample_tokens: s.size("sample_tokens", 0).unwrap_or(200),
+    }
+}
+
+/// What must hold between settings that are valid each by itself.
+pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
+    let mut found = Vec::new();
+    found.extend(heads_fit(&config.model));
+    found.extend(vocab_holds_tokens(config));
+    found.extend(batch_divides(config));
+    found.extend(config.layout.plan().err().iter().flat_map(|error| violations(&config.layout, error)));
+    let OptimizerConfig { lr, min_lr, schedule, distributed, .. } = config.optimizer;
+    if let Some(min_lr) = min_lr {
+        let settings = vec![number("optimizer.min_lr", min_lr), number("optimizer.lr", lr)];
+        if schedule == ScheduleKind::Constant {
+            let nearest = vec![
+                Setting::absent("optimizer.min_lr"),
+                Setting::text("optimizer.schedule", ScheduleKind::Cosine.to_string()),
+            ];
+            let settings = vec![settings[0].clone(), Setting::text("optimizer.schedule", schedule.to_string())];
+            found.push(Violation { settings, rule: no_effect(NoEffect::ConstantSchedule), nearest });
+        } else if min_lr > lr {
+            found.push(Violation { settings, rule: Rule::MinLrBelowLr, nearest: vec![number("optimizer.min_lr", lr)] });
+        }
+    }
+    if config.ddp.overlap_param_gather && !distributed {
+        found.push(Violation {
+            settings: vec![
+                Setting::new("ddp.overlap_param_gather", true),
+                Setting::new("optimizer.distributed", distributed),
+            ],
+            rule: no_effect(NoEffect::NothingGathered),
+            nearest: vec![Setting::new("ddp.overlap_param_gather", false)],
+        });
+    }
+    found
+}
+
+fn heads_fit(model: &ModelConfig) -> Vec<Violation> {
+    let &ModelConfig { arch, dim, heads, kv_heads, .. } = model;
+    let mut found = Vec::new();
+    let set = |key: &str, value: usize| Setting::new(format!("model.{key}"), value);
+    if !dim.is_multiple_of(heads) {
+        let mut nearest: Vec<Setting> =
+            nearest_divisors(dim as u64, heads as u64).into_iter().map(|h| Setting::new("model.heads", h)).collect();
+        let wider = nearest_multiples(heads as u64, dim as u64);
+        nearest.extend(wider.into_iter().map(|dim| Setting::new("model.dim", dim)));
+        found.push(Violation {
+            settings: vec![set("heads", heads), set("dim", dim)],
+            rule: Rule::HeadsDivideDim,
+            nearest,
+        });
+    }
+    let settings = vec![set("kv_heads", kv_heads), set("heads", heads)];
+    if arch == Arch::Gpt2 && kv_heads != heads {
+        found.push(Violation { settings, rule: Rule::Gpt2HasNoGroups, nearest: vec![set("kv_heads", heads)] });
+    } else if !heads.is_multiple_of(kv_heads) {
+        let nearest = nearest_divisors(heads as u64, kv_heads as u64);
+        let nearest = nearest.into_iter().map(|h| Setting::new("model.kv_heads", h)).collect();
+        found.push(Violation { settings, rule: Rule::KvHeadsDivideHeads, nearest });
+    }
+    found
+}
+
+fn vocab_holds_tokens(config: &Config) -> Option<Violation> {
+    let (vocab, tokens) = (config.model.vocab, config.data.source().tokenizer.vocab());
+    (vocab < tokens).then(|| Violation {
+        settings: vec![Setting::new("model.vocab", vocab)],
+        rule: Rule::VocabHoldsTokens { tokens, tokenizer: config.data.tokenizer.to_string() },
+        nearest: vec![Setting::new("model.vocab", tokens)],
+    })
+}
+
+fn batch_divides(config: &Config) -> Option<Violation> {
+    let TrainConfig { global_batch, micro_batch, .. } = config.train;
+    let data_ranks = config.layout.data_ranks();
+    let step = micro_batch.saturating_mul(data_ranks);
+    if global_batch.is_multiple_of(step) {
+        return None;
+    }
+    let mut nearest: Vec<Setting> = nearest_multiples(step, global_batch)
+        .into_iter()
+        .map(|batch| Setting::new("train.global_batch", batch))
+        .collect();
+    // With this many ranks, other microbatches may do; as small as asked for or smaller, so that memory suffices.
+    if global_batch.is_multiple_of(data_ranks) {
+        let fitting = nearest_divisors(global_batch / data_ranks, micro_batch).into_iter().find(|&m| m < micro_batch);
+        nearest.extend(fitting.map(|micro| Setting::new("train.micro_batch", micro)));
+    }
+    Some(Violation {
+        settings: vec![
+            Setting::new("train.global_batch", global_batch),
+            Setting::new("train.micro_batch", micro_batch),
+            Setting::new("layout.dp", config.layout.dp),
+            Setting::new("layout.gtp", config.layout.gtp),
+        ],
+        rule: Rule::BatchMultiple { micro_batch, data_ranks },
+        nearest,
+    })
+}
+
+/// What this version cannot do: refused, so that no setting is silently without effect. A line goes when its feature
+/// comes.
+pub(crate) fn not_yet(config: &Config) -> Vec<Violation> {
+    let Config { model, layout, train, optimizer, precision, .. } = config;
+    let mut found = Vec::new();
+    let mut refuse = |asked: bool, setting: Setting, what: NotYet, instead: Setting| {
+        if asked {
+            found.push(Violation { settings: vec![setting], rule: Rule::NotYet { what }, nearest: vec![instead] });
+        }
+    };
+    let text = |key: &str, choice: &dyn ToString| Setting::text(key, choice.to_string());
+
+    let arch = |arch: Arch| text("model.arch", &arch);
+    refuse(model.arch == Arch::Llama, arch(model.arch), NotYet::Llama, arch(Arch::Gpt2));
+    let tied = |tied: bool| Setting::new("model.tied", tied);
+    refuse(model.arch == Arch::Gpt2 && !model.tied, tied(false), NotYet::Untied, tied(true));
+    let LayoutConfig { tp, gtp, cp, ep, pp, .. } = *layout;
+    for (axis, ranks) in [("tp", tp), ("gtp", gtp), ("cp", cp), ("ep", ep), ("pp", pp)] {
+        let size = |ranks: u32| Setting::new(format!("layout.{axis}"), ranks);
+        refuse(ranks > 1, size(ranks), NotYet::Axis, size(1));
+    }
+    let recompute = |recompute: Recompute| text("train.recompute", &recompute);
+    let asked = train.recompute != Recompute::None;
+    refuse(asked, recompute(train.recompute), NotYet::Recompute, recompute(Recompute::None));
+    let eval = |interval: u64| Setting::new("train.eval_interval", interval);
+    refuse(train.eval_interval > 0, eval(train.eval_interval), NotYet::Evaluation, eval(0));
+    let norm = |norm: LossNormalization| text("train.loss_normalization", &norm);
+    let asked = train.loss_normalization == LossNormalization::Token;
+    refuse(asked, norm(train.loss_normalization), NotYet::TokenNormalization, norm(LossNormalization::Mean));
+    let distributed = |on: bool| Setting::new("optimizer.distributed", on);
+    refuse(optimizer.distributed, distributed(true), NotYet::DistributedOptimizer, distributed(false));
+    let PrecisionConfig { param, grad, reduce, master, moments } = *precision;
+    let numbers = [("param", param), ("grad", grad), ("reduce", reduce), ("master", master), ("moments", moments)];
+    for (key, stored) in numbers {
+        let setting = |number: Number| text(&format!("precision.{key}"), &number);
+        refuse(stored == Number::Bf16, setting(stored), NotYet::Bf16, setting(Number::F32));
+    }
+    found
+}
+
+fn number(key: &str, value: f64) -> Setting {
+    Setting::new(key, toml::Value::Float(value))
+}
+
+fn no_effect(because: NoEffect) -> Rule {
+    Rule::NoEffect { because }
+}

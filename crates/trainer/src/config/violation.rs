@@ -1,0 +1,272 @@
+//! What is wrong with a configuration: every violation, in one report.
+
+use std::{fmt, path::PathBuf};
+
+/// A setting as it would stand in a configuration or behind `--set`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// `section.key`, or what stands in its place.
+    pub key: String,
+    /// What it is set to.
+    pub value: SettingValue,
+}
+
+/// What a setting is set to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SettingValue {
+    /// To this, as TOML.
+    Toml(String),
+    /// To nothing: it is absent, or is to be removed.
+    Absent,
+    /// It is no setting but a section, or an override that cannot be read.
+    Text,
+}
+
+impl Setting {
+    pub(crate) fn new(key: impl Into<String>, value: impl fmt::Display) -> Setting {
+        Setting { key: key.into(), value: SettingValue::Toml(value.to_string()) }
+    }
+
+    pub(crate) fn text(key: impl Into<String>, value: impl Into<String>) -> Setting {
+        Setting::new(key, toml::Value::String(value.into()))
+    }
+
+    pub(crate) fn absent(key: impl Into<String>) -> Setting {
+        Setting { key: key.into(), value: SettingValue::Absent }
+    }
+
+    pub(crate) fn section(name: &str) -> Setting {
+        Setting { key: format!("[{name}]"), value: SettingValue::Text }
+    }
+
+    pub(crate) fn unreadable(text: &str) -> Setting {
+        Setting { key: format!("--set {text}"), value: SettingValue::Text }
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            SettingValue::Toml(value) => write!(f, "{} = {value}", self.key),
+            SettingValue::Absent => write!(f, "{} (not set)", self.key),
+            SettingValue::Text => f.write_str(&self.key),
+        }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Violation {
+    /// What it is about, with the values that disagree.
+    pub settings: Vec<Setting>,
+    /// What must hold.
+    pub rule: Rule,
+    /// The nearest settings that keep the rule; each of them is enough.
+    pub nearest: Vec<Setting>,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list =
+            |settings: &[Setting], or: &str| settings.iter().map(ToString::to_string).collect::<Vec<_>>().join(or);
+        write!(f, "{}\n    {}", list(&self.settings, ", "), self.rule)?;
+        if !self.nearest.is_empty() {
+            write!(f, "\n    nearest valid: {}", list(&self.nearest, "  or  "))?;
+        }
+        Ok(())
+    }
+}
+
+/// What must hold of settings.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Rule {
+    /// An override without its parts.
+    #[error("an override is written --set section.key=value")]
+    OverrideForm,
+    /// A section that does not exist.
+    #[error("there is no such section; sections: {}", known.join(", "))]
+    UnknownSection {
+        /// All sections.
+        known: Vec<&'static str>,
+    },
+    /// A key that its section does not have.
+    #[error("there is no such key; [{section}] has: {}", known.join(", "))]
+    UnknownKey {
+        /// Where it stands.
+        section: &'static str,
+        /// All keys of the section.
+        known: Vec<&'static str>,
+    },
+    /// A setting that has no default and cannot be derived.
+    #[error("must be set: {meaning}")]
+    Required {
+        /// What the setting decides.
+        meaning: &'static str,
+    },
+    /// A value of another kind.
+    #[error("must be {wanted}, not {found}")]
+    Type {
+        /// The kind of value that is wanted.
+        wanted: &'static str,
+        /// The kind that is there.
+        found: &'static str,
+    },
+    /// A name that is not in a closed set.
+    #[error("must be one of {}", quoted(known))]
+    OneOf {
+        /// All names.
+        known: Vec<&'static str>,
+    },
+    /// A number outside its range.
+    #[error("must be {range}")]
+    Range {
+        /// Which numbers are valid.
+        range: Range,
+    },
+    /// Heads of unequal width.
+    #[error("heads must divide dim: every head has dim / heads values")]
+    HeadsDivideDim,
+    /// Query heads that do not share key-value heads evenly.
+    #[error("kv_heads must divide heads: every key-value head serves heads / kv_heads query heads")]
+    KvHeadsDivideHeads,
+    /// Grouped queries in a model that has none.
+    #[error("gpt2 has a key-value head for every query head")]
+    Gpt2HasNoGroups,
+    /// A vocabulary that cannot hold every token.
+    #[error("vocab must be at least the {tokens} tokens of tokenizer \"{tokenizer}\"")]
+    VocabHoldsTokens {
+        /// Different tokens.
+        tokens: usize,
+        /// Of which tokenizer.
+        tokenizer: String,
+    },
+    /// Sizes or an order that make no layout.
+    #[error("{problem}")]
+    Layout {
+        /// The layout's own error.
+        problem: String,
+    },
+    /// A split that is not weights.
+    #[error("{problem}")]
+    Split {
+        /// The split's own error.
+        problem: String,
+    },
+    /// A global batch that ranks and microbatches cannot share evenly.
+    #[error(
+        "global_batch must be a multiple of micro_batch * data ranks = {micro_batch} * {data_ranks} (dp * gtp): every \
+         rank runs the same number of microbatches"
+    )]
+    BatchMultiple {
+        /// Sequences per rank and microbatch.
+        micro_batch: u64,
+        /// Ranks that read distinct data.
+        data_ranks: u64,
+    },
+    /// A final learning rate above the peak.
+    #[error("min_lr must not be above lr: the schedule goes down to it")]
+    MinLrBelowLr,
+    /// A setting that would have no effect.
+    #[error("would have no effect: {because}")]
+    NoEffect {
+        /// What switches it off.
+        because: NoEffect,
+    },
+    /// A setting that a later version will have.
+    #[error("is not there yet: {what}")]
+    NotYet {
+        /// What is missing.
+        what: NotYet,
+    },
+}
+
+/// Which numbers are valid.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Range {
+    /// Whole numbers, both ends included.
+    #[error("a whole number from {0} to {1}")]
+    Whole(u64, u64),
+    /// Larger than.
+    #[error("a finite number above {0}")]
+    Above(f64),
+    /// As large or larger.
+    #[error("a finite number of at least {0}")]
+    AtLeast(f64),
+    /// The first included, the second not.
+    #[error("at least {0} and below {1}")]
+    Below(f64, f64),
+}
+
+/// Why a setting would have no effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoEffect {
+    /// A final value of a schedule that stays.
+    #[error("the constant schedule stays at lr after warm-up")]
+    ConstantSchedule,
+    /// Gathered parameters without a distributed optimizer.
+    #[error("parameters are gathered only if optimizer.distributed = true, else every rank updates all of them")]
+    NothingGathered,
+}
+
+/// What a later version will have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotYet {
+    /// The llama architecture.
+    #[error("the llama blocks are still to be written; gpt2 is supported")]
+    Llama,
+    /// An output layer of its own.
+    #[error("gpt2 uses its embedding as the output layer, too; an untied one comes with llama")]
+    Untied,
+    /// A parallel axis.
+    #[error("this run spreads over dp only; the other axes can be planned with `trainer groups`")]
+    Axis,
+    /// Recompute.
+    #[error("activations are kept from forward to backward")]
+    Recompute,
+    /// Evaluation.
+    #[error("there is no evaluation during training; 0 means never")]
+    Evaluation,
+    /// Normalisation by token.
+    #[error("gradients are divided by microbatches and data ranks; with windows of equal length that is the same mean")]
+    TokenNormalization,
+    /// The distributed optimizer.
+    #[error("every rank keeps the whole optimizer state")]
+    DistributedOptimizer,
+    /// Reduced precision.
+    #[error("the run computes in f32 throughout")]
+    Bf16,
+}
+
+fn quoted(names: &[&str]) -> String {
+    names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
+}
+
+/// Everything that is wrong with a configuration, in one go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The file; none: text from elsewhere.
+    pub path: Option<PathBuf>,
+    /// In the order of the sections; at least one.
+    pub violations: Vec<Violation>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.path {
+            Some(path) => write!(f, "configuration '{}'", path.display())?,
+            None => f.write_str("configuration")?,
+        }
+        let count = self.violations.len();
+        write!(f, ": {count} {} to change, nothing was started", if count == 1 { "setting" } else { "settings" })?;
+        for (i, violation) in self.violations.iter().enumerate() {
+            write!(f, "\n{:>2}. {violation}", i + 1)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Report {}

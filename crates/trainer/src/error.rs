@@ -1,0 +1,82 @@
+//! Why a command of the trainer ends without its result.
+
+use crate::config::Report;
+use std::{io, path::PathBuf};
+
+/// Why a command of the trainer ends without its result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The configuration file cannot be read.
+    #[error("cannot read configuration '{path}'")]
+    ReadConfig {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system says.
+        #[source]
+        source: io::Error,
+    },
+    /// The configuration is no TOML.
+    #[error("configuration '{path}' is not valid TOML; text values need quotes, as in arch = \"gpt2\"")]
+    ConfigSyntax {
+        /// The file.
+        path: PathBuf,
+        /// What the parser says, with the line.
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    /// Settings that cannot be used: all of them.
+    #[error(transparent)]
+    Config(#[from] Report),
+    /// The text cannot be read, cut or dealt out.
+    #[error(transparent)]
+    Data(#[from] data::DataError),
+    /// A layout that breaks rules.
+    #[error(transparent)]
+    Plan(#[from] pgroups::PlanError),
+    /// A global batch that cannot be divided.
+    #[error(
+        "a global batch of {global_batch} sequences is no multiple of micro_batch * data ranks = {micro_batch} * \
+         {data_ranks}; nearest: {}",
+        nearest.iter().map(u64::to_string).collect::<Vec<_>>().join(" or ")
+    )]
+    Microbatches {
+        /// Sequences per step.
+        global_batch: u64,
+        /// Sequences per rank and microbatch.
+        micro_batch: u64,
+        /// Ranks that read distinct data.
+        data_ranks: u64,
+        /// Global batches that can be divided.
+        nearest: Vec<u64>,
+    },
+    /// A file of the run folder cannot be written.
+    #[error("cannot write '{path}'")]
+    Write {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system says.
+        #[source]
+        source: io::Error,
+    },
+    /// Metrics cannot be read back.
+    #[error("cannot read metrics '{path}'")]
+    ReadMetrics {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system says.
+        #[source]
+        source: io::Error,
+    },
+    /// A line of metrics that is none.
+    #[error("line {line} of '{path}' is no metrics object; a run that was killed may have left its last line cut")]
+    MetricsLine {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// What the parser says.
+        #[source]
+        source: serde_json::Error,
+    },
+}

@@ -1,0 +1,168 @@
+//! Progress of a run: a bar on a terminal, lines elsewhere.
+
+use crate::{config::ProgressKind, metrics::StepMetrics};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{IsTerminal, Write, stderr};
+
+/// How progress is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgressConfig {
+    /// Bar, lines or nothing.
+    pub kind: ProgressKind,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Steps from one line to the next; the first and the last step always have one.
+    pub interval: u64,
+}
+
+/// Shows steps as they are done.
+pub struct Progress {
+    config: ProgressConfig,
+    shown: Shown,
+}
+
+enum Shown {
+    Bar(ProgressBar),
+    Lines(Box<dyn Write + Send>),
+    Nothing,
+}
+
+impl Progress {
+    /// A bar on standard error if that is a terminal and the configuration leaves it open; else lines to `lines`.
+    pub fn start(config: ProgressConfig, lines: Box<dyn Write + Send>) -> Progress {
+        let shown = match config.kind {
+            ProgressKind::None => Shown::Nothing,
+            ProgressKind::Auto if stderr().is_terminal() => {
+                let style = ProgressStyle::with_template("{bar:28} {pos}/{len} {msg} [{elapsed} < {eta}]");
+                let bar = ProgressBar::new(config.steps);
+                Shown::Bar(bar.with_style(style.expect("BUG: the template is constant")))
+            }
+            ProgressKind::Auto | ProgressKind::Lines => Shown::Lines(lines),
+        };
+        Progress { config, shown }
+    }
+
+    /// Shows a step that is done.
+    pub fn step(&mut self, metrics: &StepMetrics) {
+        let ProgressConfig { steps, interval, .. } = self.config;
+        match &mut self.shown {
+            Shown::Bar(bar) => {
+                bar.set_message(numbers(metrics));
+                bar.set_position(metrics.step);
+            }
+            Shown::Lines(out) => {
+                let step = metrics.step;
+                if step == 1 || step == steps || step.is_multiple_of(interval) {
+                    let width = steps.to_string().len();
+                    say(out, &format!("step {step:>width$}/{steps}  {}", numbers(metrics)));
+                }
+            }
+            Shown::Nothing => {}
+        }
+    }
+
+    /// Says something between steps, above the bar if there is one.
+    pub fn note(&mut self, text: &str) {
+        match &mut self.shown {
+            Shown::Bar(bar) => bar.println(text),
+            Shown::Lines(out) => say(out, text),
+            Shown::Nothing => {}
+        }
+    }
+
+    /// Ends the bar, which stays on the screen as it is.
+    pub fn finish(self) {
+        if let Shown::Bar(bar) = self.shown {
+            bar.abandon();
+        }
+    }
+}
+
+fn numbers(m: &StepMetrics) -> String {
+    format!(
+        "loss {:.4}  lr {:.2e}  grad norm {:.3}  {:.0} tokens/s  mfu {:.1} %",
+        m.loss,
+        m.lr,
+        m.grad_norm,
+        m.tokens_per_s,
+        m.mfu * 100.0
+    )
+}
+
+fn say(out: &mut dyn Write, text: &str) {
+    // Whoever read the lines may be gone (`| head`); training goes on without them.
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
+    #[derive(Clone, Default)]
+    struct Page(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Page {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn shown(kind: ProgressKind, steps: u64, interval: u64) -> Vec<String> {
+        let page = Page::default();
+        let mut progress = Progress::start(ProgressConfig { kind, steps, interval }, Box::new(page.clone()));
+        progress.note("12 parameters");
+        for step in 1..=steps {
+            progress.step(&StepMetrics {
+                step,
+                loss: 2.5,
+                lr: 1e-3,
+                grad_norm: 0.75,
+                tokens: 0,
+                tokens_per_s: 41_234.4,
+                mfu: 0.4321,
+                seconds: 0.1,
+            });
+        }
+        progress.finish();
+        let text = page.0.lock().unwrap().clone();
+        String::from_utf8(text).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn lines_come_for_the_first_the_last_and_every_so_many_steps() {
+        let lines = shown(ProgressKind::Lines, 25, 10);
+        assert_eq!(lines[0], "12 parameters");
+        let numbers = "loss 2.5000  lr 1.00e-3  grad norm 0.750  41234 tokens/s  mfu 43.2 %";
+        let of = |step: &str| format!("step {step}/25  {numbers}");
+        assert_eq!(lines[1..], [of(" 1"), of("10"), of("20"), of("25")]);
+    }
+
+    #[test]
+    fn nothing_is_shown_if_nothing_is_wanted() {
+        assert!(shown(ProgressKind::None, 5, 1).is_empty());
+    }
+
+    #[test]
+    fn a_reader_that_is_gone_does_not_stop_the_run() {
+        struct Gone;
+        impl Write for Gone {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+        }
+        let config = ProgressConfig { kind: ProgressKind::Lines, steps: 2, interval: 1 };
+        let mut progress = Progress::start(config, Box::new(Gone));
+        progress.note("still here");
+        progress.finish();
+    }
+}
