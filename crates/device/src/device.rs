@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Deref,
     sync::{
         Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -9,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    Allocation, DType, Error, Event, Machine, MemoryKind, Op, OpRef, Shape, Stream, TraceEvent, View,
+    Allocation, DType, Departure, Error, Event, Machine, MemoryKind, Op, OpRef, Shape, Stream, TraceEvent, View,
     cpu::{Claims, Storage},
     engine::Waited,
     event::EventInner,
@@ -19,7 +20,19 @@ use crate::{
 
 /// Streams, events, memory and ids of one rank. Cloning gives another handle of the same device.
 #[derive(Clone)]
-pub struct Device(pub(crate) Arc<DeviceInner>);
+pub struct Device(pub(crate) Arc<OpenDevice>);
+
+/// Lives as long as a user can reach the device. Workers and queues hold the device itself, sometimes for a moment
+/// longer, which must not keep the rank taken.
+pub(crate) struct OpenDevice(pub(crate) Arc<DeviceInner>);
+
+impl Deref for OpenDevice {
+    type Target = Arc<DeviceInner>;
+
+    fn deref(&self) -> &Arc<DeviceInner> {
+        &self.0
+    }
+}
 
 pub(crate) struct DeviceInner {
     pub(crate) machine: Arc<MachineInner>,
@@ -81,6 +94,15 @@ impl DeviceInner {
         Err(lock(&self.error).clone().expect("BUG: failed without an error"))
     }
 
+    /// The rank in which the failure began, and what its groups are told; `None` while there is no failure.
+    pub(crate) fn root_failure(&self) -> Option<(u32, Departure)> {
+        self.check().err().map(|error| match error {
+            Error::PeerGone { rank, how, .. } => (rank, how),
+            Error::Cancelled { .. } => (self.rank, Departure::Dropped),
+            error => (self.rank, Departure::Failed(error.chain())),
+        })
+    }
+
     /// True when this is the first failure. Groups are told by the caller.
     pub(crate) fn set_error(&self, error: Error) -> bool {
         let mut slot = lock(&self.error);
@@ -138,12 +160,12 @@ impl Device {
         let mut streams = lock(&self.0.streams);
         let index = streams.names.len() as u32;
         streams.names.push(name.to_owned());
-        let inner = Arc::new(StreamInner::new(self.0.clone(), index, name.to_owned()));
+        let inner = Arc::new(StreamInner::new(Arc::clone(&self.0), index, name.to_owned()));
         streams.live.retain(|s| s.strong_count() > 0);
         streams.live.push(Arc::downgrade(&inner));
         drop(streams);
         self.0.machine.engine.open(&inner);
-        Ok(Stream::open(inner))
+        Ok(Stream::open(inner, self.clone()))
     }
 
     /// Makes an event, not recorded yet.
@@ -155,7 +177,8 @@ impl Device {
     /// with its last view.
     ///
     /// # Errors
-    /// The sticky error; [`Error::Reshape`] with more than four dimensions.
+    /// The sticky error; [`Error::Reshape`] with more than [`Shape::MAX`] dimensions or [`Shape::MAX_NUMEL`]
+    /// elements.
     pub fn alloc(&self, label: &str, shape: &[usize], dtype: DType, kind: MemoryKind) -> Result<View, Error> {
         self.0.check()?;
         let shape = Shape::new(shape).ok_or_else(|| Error::Reshape {
@@ -172,6 +195,7 @@ impl Device {
             bytes,
             kind,
             storage: machine.engine.computes().then(|| Storage::new(bytes, machine.options.fresh)),
+            owner: Arc::downgrade(&self.0),
         });
         let mut ledger = lock(&self.0.ledger);
         ledger.retain(|a| a.strong_count() > 0);

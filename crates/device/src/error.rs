@@ -318,7 +318,9 @@ pub enum Error {
         have: usize,
     },
     /// New sizes that do not hold the same elements.
-    #[error("'{label}' with sizes {from:?} cannot become {to:?}: as many elements, at most 4 dimensions")]
+    #[error(
+        "'{label}' with sizes {from:?} cannot become {to:?}: as many elements, at most 4 dimensions, 2^59 elements"
+    )]
     Reshape {
         /// Memory.
         label: String,
