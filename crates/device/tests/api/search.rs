@@ -6,6 +6,9 @@ use device::*;
 
 use super::work::{copy, failing, floats, open, set, step, stepped};
 
+/// A stream's steps, each a factor and a term.
+type Steps<'a> = &'a [(f32, f32)];
+
 fn search<T: Ord>(program: impl Fn(&Machine) -> Result<T, Error>) -> Explored<T> {
     let found = explore(10_000, &Options::default(), program).unwrap();
     assert!(found.complete, "not complete after {} runs", found.runs);
@@ -13,7 +16,7 @@ fn search<T: Ord>(program: impl Fn(&Machine) -> Result<T, Error>) -> Explored<T>
 }
 
 /// Streams that each take steps `(factor, term)` on one value that starts at 1, with no order between them.
-fn unordered(machine: &Machine, streams: &[&[(f32, f32)]]) -> Result<u32, Error> {
+fn unordered(machine: &Machine, streams: &[Steps<'_>]) -> Result<u32, Error> {
     let (device, main) = open(machine, 0, "main");
     let v = floats(&device, "v", 1);
     main.launch(set(&v, 1.0))?;
@@ -27,7 +30,7 @@ fn unordered(machine: &Machine, streams: &[&[(f32, f32)]]) -> Result<u32, Error>
 }
 
 /// The results of all interleavings, and how many there are.
-fn interleavings(value: f32, streams: &[&[(f32, f32)]]) -> (BTreeSet<u32>, usize) {
+fn interleavings(value: f32, streams: &[Steps<'_>]) -> (BTreeSet<u32>, usize) {
     if streams.iter().all(|s| s.is_empty()) {
         return (BTreeSet::from([value as u32]), 1);
     }
@@ -44,7 +47,7 @@ fn interleavings(value: f32, streams: &[&[(f32, f32)]]) -> (BTreeSet<u32>, usize
 
 #[test]
 fn a_search_runs_each_interleaving_exactly_once() {
-    let programs: [(&[&[(f32, f32)]], usize); 4] = [
+    let programs: [(&[Steps<'_>], usize); 4] = [
         (&[&[(2.0, 0.0)], &[(1.0, 3.0)]], 2),
         (&[&[(2.0, 0.0), (3.0, 1.0)], &[(1.0, 3.0), (5.0, 2.0)]], 6),
         (&[&[(2.0, 0.0)], &[(1.0, 3.0)], &[(7.0, 1.0)]], 6),
@@ -150,7 +153,7 @@ fn a_search_of_rank_threads_is_complete_too() {
 
 #[test]
 fn a_search_that_ends_early_says_so() {
-    let steps: &[&[(f32, f32)]] = &[&[(2.0, 0.0), (3.0, 1.0)], &[(1.0, 3.0), (5.0, 2.0)]];
+    let steps: &[Steps<'_>] = &[&[(2.0, 0.0), (3.0, 1.0)], &[(1.0, 3.0), (5.0, 2.0)]];
     for (limit, complete) in [(0, false), (1, false), (5, false), (6, true), (7, true)] {
         let found = explore(limit, &Options::default(), |machine| unordered(machine, steps)).unwrap();
         assert_eq!((found.runs, found.complete), (limit.min(6), complete));
