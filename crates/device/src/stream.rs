@@ -160,6 +160,7 @@ impl Stream {
             seq,
             name: op.name,
             site: op.site.as_str().to_owned(),
+            flops: op.flops(),
             accesses: op.accesses.iter().map(TraceAccess::from).collect(),
         });
         let body = Arc::new(OpBody { op, stream: inner.index, seq });

@@ -100,3 +100,6 @@ wide! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

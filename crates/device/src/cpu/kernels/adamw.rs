@@ -103,3 +103,6 @@ pub(super) fn advance(spec: &AdvanceAdamSpec, args: &mut Args<'_>) -> Result<(),
     scalars[Hyper::CORRECTION2] = (1.0 - spec.beta2.powi(*step)) as f32;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -230,3 +230,6 @@ wide! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -137,3 +137,6 @@ wide! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -122,3 +122,6 @@ wide! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -87,3 +87,6 @@ wide! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -156,3 +156,6 @@ fn product_slowly(c: &mut RowsMut<'_, f32>, keep: f32, alpha: f32, a: Factor<'_>
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -229,3 +229,6 @@ wide! {
         column_sums(x.len(), x.cols(), add, |j, [w]| lines::store(&mut dweight[j], keep, w));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -117,3 +117,6 @@ pub(super) fn clip_factor(spec: &ClipFactorSpec, args: &mut Args<'_>) -> Result<
     args.write::<i32>(3)?[0] = i32::from(!finite);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

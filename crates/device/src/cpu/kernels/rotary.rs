@@ -69,3 +69,6 @@ wide! {
 fn turned(low: f32, high: f32, cos: f32, sin: f32) -> (f32, f32) {
     (low.mul_add(cos, -(high * sin)), high.mul_add(cos, low * sin))
 }
+
+#[cfg(test)]
+mod tests;

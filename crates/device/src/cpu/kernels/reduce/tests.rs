@@ -1,0 +1,149 @@
+use super::*;
+use crate::{
+    DType, Fresh, View,
+    ops::{
+        Accumulate, BiasGrad, ClipFactor, Factor, Sum,
+        trial::{Gaps, assert_close, assert_order_free, poisoned_vector, random, refusal, run_checked, vector},
+    },
+    testing::{get, holding, put, scratch},
+};
+
+#[test]
+fn bias_gradient_is_the_sum_of_columns_and_accumulates() {
+    for (rows, cols) in [(1, 1), (3, 17), (65, 33), (130, 64), (200, 3)] {
+        for gaps in Gaps::BOTH {
+            let dy = random(1, rows * cols);
+            let want: Vec<f64> = (0..cols).map(|j| (0..rows).map(|i| f64::from(dy[i * cols + j])).sum()).collect();
+            let times = |k: f64| want.iter().map(|w| w * k).collect::<Vec<_>>();
+            let dyv = gaps.holding("dy", rows, cols, &dy);
+            let dbias = poisoned_vector("dbias", cols);
+            let run = |into| run_checked(&BiasGrad { dy: &dyv, dbias: &dbias, into }.op("t").unwrap());
+            run(Accumulate::Overwrite);
+            assert_close(&dbias, &want, 2e-6);
+            run(Accumulate::Add);
+            assert_close(&dbias, &times(2.0), 2e-6);
+            let keep = vector("keep", &[-1.0]);
+            run(Accumulate::Keep(&keep));
+            assert_close(&dbias, &times(-1.0), 4e-6);
+            put(&dbias, &vec![f32::NAN; cols]);
+            put(&keep, &[0.0]);
+            run(Accumulate::Keep(&keep));
+            assert_close(&dbias, &want, 2e-6);
+        }
+    }
+}
+
+#[test]
+fn a_large_bias_gradient_is_cut_with_the_same_bits_in_any_order() {
+    if cfg!(miri) {
+        return;
+    }
+    assert_order_free(|| {
+        let dy = Gaps::Some.holding("dy", 8000, 200, &random(1, 1_600_000));
+        let dbias = vector("dbias", &random(2, 200));
+        let keep = vector("keep", &[0.5]);
+        (BiasGrad { dy: &dy, dbias: &dbias, into: Accumulate::Keep(&keep) }.op("t").unwrap(), vec![dbias])
+    });
+}
+
+#[test]
+fn sum_takes_the_factor_from_either_place() {
+    let scalar = vector("factor", &[0.25]);
+    for gaps in Gaps::BOTH {
+        let values = random(1, 3 * 65);
+        let x = gaps.holding("x", 3, 65, &values);
+        let want: f64 = values.iter().map(|x| f64::from(*x)).sum::<f64>() * 0.25;
+        for factor in [Factor::Const(0.25), Factor::Device(&scalar)] {
+            let total = poisoned_vector("total", 1);
+            run_checked(&Sum { x: &x, factor, total: &total }.op("t").unwrap());
+            assert_eq!(get::<f32>(&total), [want as f32]);
+        }
+    }
+}
+
+/// Squared norm of one tensor through its partial sums.
+fn squared(x: &View) -> f32 {
+    let partials = poisoned_vector("partials", SquaredNorm::partials(x.numel()));
+    run_checked(&SquaredNorm { x, partials: &partials }.op("t").unwrap());
+    let total = poisoned_vector("total", 1);
+    run_checked(&Sum { x: &partials, factor: Factor::Const(1.0), total: &total }.op("t").unwrap());
+    get::<f32>(&total)[0]
+}
+
+#[test]
+fn squared_norm_equals_f64_for_one_piece_and_for_many() {
+    let large = if cfg!(miri) { 3000 } else { 1_200_001 };
+    for n in [1, 3, 17, 65, 2049, large] {
+        let values = random(1, n);
+        let want: f64 = values.iter().map(|x| f64::from(*x).powi(2)).sum();
+        let got = f64::from(squared(&vector("x", &values)));
+        assert!((got - want).abs() <= 2e-7 * want, "{n}: {got}, not {want}");
+        let halves: Vec<bf16> = values.iter().map(|x| bf16::from_f32(*x)).collect();
+        let want: f64 = halves.iter().map(|x| f64::from(x.to_f32()).powi(2)).sum();
+        let got = f64::from(squared(&holding("x", &[n], &halves)));
+        assert!((got - want).abs() <= 2e-7 * want, "{n}: {got}, not {want}");
+    }
+    assert!(SquaredNorm::partials(1_200_001) > 1);
+}
+
+#[test]
+fn partial_sums_have_the_same_bits_in_any_order() {
+    if cfg!(miri) {
+        return;
+    }
+    assert_order_free(|| {
+        let x = vector("x", &random(1, 1_000_003));
+        let partials = poisoned_vector("partials", SquaredNorm::partials(1_000_003));
+        (SquaredNorm { x: &x, partials: &partials }.op("t").unwrap(), vec![partials])
+    });
+}
+
+fn clip(squared: f32, limit: f32) -> (f32, f32, i32) {
+    let squared = vector("squared", &[squared]);
+    let [norm, factor] = ["norm", "factor"].map(|label| poisoned_vector(label, 1));
+    let nonfinite = scratch("nonfinite", &[1], DType::I32, Fresh::Poisoned);
+    let request = ClipFactor { squared: &squared, limit, norm: &norm, factor: &factor, nonfinite: &nonfinite };
+    run_checked(&request.op("t").unwrap());
+    (get::<f32>(&norm)[0], get::<f32>(&factor)[0], get::<i32>(&nonfinite)[0])
+}
+
+#[test]
+fn gradients_are_clipped_to_the_limit_and_flagged_when_not_finite() {
+    let (norm, factor, flag) = clip(25.0, 1.0);
+    assert_eq!((norm, flag), (5.0, 0));
+    assert!((factor - 0.2).abs() < 1e-7);
+    assert_eq!(clip(0.25, 1.0), (0.5, 1.0, 0));
+    assert_eq!(clip(0.0, 1.0), (0.0, 1.0, 0));
+    assert_eq!(clip(25.0, 0.0), (5.0, 1.0, 0));
+    assert_eq!(clip(f32::INFINITY, 1.0).1, 0.0);
+    assert_eq!(clip(f32::INFINITY, 0.0).2, 1);
+    let (norm, factor, flag) = clip(f32::NAN, 1.0);
+    assert!(norm.is_nan());
+    assert_eq!((factor, flag), (0.0, 1));
+}
+
+#[test]
+fn a_single_nan_reaches_the_squared_norm() {
+    let mut values = random(1, 5000);
+    values[4321] = f32::NAN;
+    assert!(squared(&vector("x", &values)).is_nan());
+    values[4321] = f32::INFINITY;
+    assert_eq!(squared(&vector("x", &values)), f32::INFINITY);
+}
+
+#[test]
+fn wrong_sizes_are_told_with_both_shapes() {
+    let (dy, dbias) = (Gaps::None.poisoned("dy", 3, 4), poisoned_vector("dbias", 5));
+    let text = refusal(BiasGrad { dy: &dy, dbias: &dbias, into: Accumulate::Add }.op("fc1"));
+    assert!(text.starts_with("bias_grad@fc1: dy is [3, 4] and dbias is [5]; "), "{text}");
+    let text = refusal(SquaredNorm { x: &dy, partials: &dbias }.op("t"));
+    assert!(text.contains("x is [3, 4] and partials is [5]"), "{text}");
+    let gap = Gaps::Some.poisoned("dy", 3, 4);
+    let one = poisoned_vector("p", 1);
+    assert_eq!(
+        refusal(SquaredNorm { x: &gap, partials: &one }.op("t")),
+        "'dy' with sizes [3, 4] has gaps between its rows"
+    );
+    let text = refusal(Sum { x: &dy, factor: Factor::Const(1.0), total: &dbias }.op("t"));
+    assert!(text.contains("total is [5]") && text.contains("exactly one element"), "{text}");
+}
