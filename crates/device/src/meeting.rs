@@ -55,6 +55,9 @@ pub(crate) struct MeetingInner {
     pub(crate) name: String,
     /// Ranks, in the order of the group.
     pub(crate) members: Vec<u32>,
+    /// By member: the number of its next call. Here and not in the handle: a member that opens the place twice still
+    /// has one sequence.
+    next: Vec<Arc<Mutex<u64>>>,
     state: Mutex<MeetingState>,
 }
 
@@ -75,7 +78,8 @@ struct Call {
 
 impl MeetingInner {
     pub(crate) fn new(name: String, members: Vec<u32>, gone: Option<(u32, Departure)>) -> Self {
-        MeetingInner { name, members, state: Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone }) }
+        let next = members.iter().map(|_| Arc::default()).collect();
+        MeetingInner { name, members, next, state: Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, MeetingState> {
@@ -161,7 +165,8 @@ pub struct Meeting {
 
 impl Meeting {
     pub(crate) fn open(inner: Arc<MeetingInner>, member: usize) -> Meeting {
-        Meeting { inner, member, next: Arc::default() }
+        let next = inner.next[member].clone();
+        Meeting { inner, member, next }
     }
 
     /// Ranks, in the order of the group.
