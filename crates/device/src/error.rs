@@ -283,7 +283,7 @@ pub enum Error {
     },
     /// An operation declares two accesses that conflict with each other.
     #[error(
-        "{op}@{site}: accesses {first} and {second} both touch '{label}' and one writes; declare one update instead"
+        "{op}@{site}: accesses {first} and {second} both touch '{label}' and one writes; declare one update, or make it two operations"
     )]
     SelfConflict {
         /// Operation.

@@ -280,7 +280,7 @@ fn echo(arrival: &Arrival, root: u32, how: &Departure) -> bool {
     let gone = || Error::PeerGone {
         rank: root,
         group: body.meeting.name.clone(),
-        what: body.signature.to_string(),
+        what: body.request.to_string(),
         seq: body.group_seq,
         how: how.clone(),
     };
