@@ -154,12 +154,16 @@ pub enum Error {
         event: String,
     },
     /// A member of a group has left or failed; its peers cannot go on.
-    #[error("rank {rank} is gone from group '{group}': {how}")]
+    #[error("rank {rank} is gone, so {what} #{seq} on group '{group}' cannot happen: {how}")]
     PeerGone {
         /// The rank that failed first.
         rank: u32,
-        /// Group in which it was missed.
+        /// Group in which it, or someone who waited for it, was missed.
         group: String,
+        /// What this rank asked for there.
+        what: String,
+        /// Position in the group's sequence.
+        seq: u64,
         /// How it left.
         how: Departure,
     },
@@ -279,7 +283,7 @@ pub enum Error {
     },
     /// An operation declares two accesses that conflict with each other.
     #[error(
-        "{op}@{site}: accesses {first} and {second} both touch '{label}' and one writes; declare one update instead"
+        "{op}@{site}: accesses {first} and {second} both touch '{label}' and one writes; declare one update, or make it two operations"
     )]
     SelfConflict {
         /// Operation.

@@ -50,6 +50,15 @@ impl Exchange {
             Exchange::SendRecv => "send_recv",
         }
     }
+
+    /// What [`Stream::joint`](crate::Stream::joint) would refuse of `member` of `n`, for whoever plans calls that
+    /// meet nobody.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`], [`Error::ElementType`], [`Error::Strided`] or [`Error::Setting`].
+    pub fn check(self, n: u32, member: u32, site: &Site, accesses: &[Access]) -> Result<(), Error> {
+        check_exchange(self, n as usize, member as usize, site, accesses).map(|_| ())
+    }
 }
 
 /// What a member asks for: members of one joint operation must ask for the same.
@@ -70,6 +79,61 @@ impl fmt::Display for Signature {
             _ => {}
         }
         write!(f, " of {} {}", self.part, self.dtype)
+    }
+}
+
+/// What one call of a member asks for: an exchange, or several that happen together.
+pub(crate) struct Request {
+    first: Signature,
+    /// Empty for most calls, so that they allocate nothing here.
+    more: Vec<Further>,
+}
+
+/// A further exchange of the same call, and the first of its accesses.
+struct Further {
+    signature: Signature,
+    from: usize,
+}
+
+impl Request {
+    pub(crate) fn one(signature: Signature) -> Request {
+        Request { first: signature, more: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, signature: Signature, from: usize) {
+        self.more.push(Further { signature, from });
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        if self.more.is_empty() { self.first.exchange.name() } else { "coalesced" }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        1 + self.more.len()
+    }
+
+    /// Members may bring other numbers of accesses (in place or not), but must ask for the same exchanges.
+    pub(crate) fn agrees_with(&self, other: &Request) -> bool {
+        self.signatures().eq(other.signatures())
+    }
+
+    /// Exchange `i`, and its accesses out of the call's.
+    pub(crate) fn part<'a>(&self, i: usize, accesses: &'a [Access]) -> (Exchange, &'a [Access]) {
+        let from = if i == 0 { 0 } else { self.more[i - 1].from };
+        let to = self.more.get(i).map_or(accesses.len(), |next| next.from);
+        let signature = if i == 0 { self.first } else { self.more[i - 1].signature };
+        (signature.exchange, &accesses[from..to])
+    }
+
+    fn signatures(&self) -> impl Iterator<Item = Signature> {
+        std::iter::once(self.first).chain(self.more.iter().map(|further| further.signature))
+    }
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.first.fmt(f)?;
+        self.more.iter().try_for_each(|further| write!(f, " + {}", further.signature))
     }
 }
 
