@@ -2,13 +2,17 @@
 #![forbid(unsafe_code)]
 
 mod cli; // commands and their arguments
+mod commands; // what each of them does
 mod config; // what a run is to do
 mod error; // why a command ends without its result
 mod metrics; // what every step leaves in the run folder
 mod plot; // the loss curve
+mod train; // the loop
 mod report; // what is shown while a run goes on
 
 pub use self::{
+    commands::run,
+    train::{RunPlan, Trained, default_run_dir, plan_run, product_peak, train},
     cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, PlanArgs, TrainArgs},
     config::{
         Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, Indivisible, LayoutConfig, LogConfig,
