@@ -1,0 +1,16 @@
+//! Tests through the public interface.
+
+#[path = "api/config.rs"]
+mod config;
+#[path = "api/errors.rs"]
+mod errors;
+#[path = "api/gradients.rs"]
+mod gradients;
+#[path = "api/memory.rs"]
+mod memory;
+#[path = "api/reference.rs"]
+mod reference;
+#[path = "api/rig.rs"]
+mod rig;
+#[path = "api/twins.rs"]
+mod twins;
