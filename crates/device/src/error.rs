@@ -34,7 +34,7 @@ pub enum Departure {
     Returned,
     /// Its program panicked.
     Panicked,
-    /// Its device failed; this is the failure, as text.
+    /// Its device or its program failed; this is the failure, as text.
     Failed(String),
     /// Its stream was dropped with work in it.
     Dropped,
@@ -45,7 +45,7 @@ impl fmt::Display for Departure {
         match self {
             Departure::Returned => f.write_str("its program returned"),
             Departure::Panicked => f.write_str("its program panicked"),
-            Departure::Failed(cause) => write!(f, "its device failed: {cause}"),
+            Departure::Failed(cause) => write!(f, "it failed: {cause}"),
             Departure::Dropped => f.write_str("its stream was dropped with work queued"),
         }
     }

@@ -59,6 +59,14 @@ impl Exchange {
     pub fn check(self, n: u32, member: u32, site: &Site, accesses: &[Access]) -> Result<(), Error> {
         check_exchange(self, n as usize, member as usize, site, accesses).map(|_| ())
     }
+
+    /// As [`Exchange::check`], of [`Stream::joint_all`](crate::Stream::joint_all).
+    ///
+    /// # Errors
+    /// Those of [`Exchange::check`]; [`Error::SelfConflict`].
+    pub fn check_all(exchanges: &[(Exchange, Vec<Access>)], n: u32, member: u32, site: &Site) -> Result<(), Error> {
+        Request::several(exchanges, n as usize, member as usize, site).map(|_| ())
+    }
 }
 
 /// What a member asks for: members of one joint operation must ask for the same.
@@ -100,8 +108,32 @@ impl Request {
         Request { first: signature, more: Vec::new() }
     }
 
-    pub(crate) fn push(&mut self, signature: Signature, from: usize) {
-        self.more.push(Further { signature, from });
+    /// None for an empty list.
+    pub(crate) fn several(
+        exchanges: &[(Exchange, Vec<Access>)],
+        n: usize,
+        member: usize,
+        site: &Site,
+    ) -> Result<Option<Request>, Error> {
+        let mut request: Option<Request> = None;
+        let mut seen: Vec<&Access> = Vec::new();
+        for (exchange, accesses) in exchanges {
+            let signature = check_exchange(*exchange, n, member, site, accesses)?;
+            let from = seen.len();
+            for (second, b) in accesses.iter().enumerate() {
+                // They run side by side, so one may not write what another touches.
+                if let Some(first) = seen.iter().position(|a| a.conflicts(b)) {
+                    let (site, label) = (site.as_str().to_owned(), b.view.label().to_owned());
+                    return Err(Error::SelfConflict { op: "coalesced", site, first, second: from + second, label });
+                }
+            }
+            seen.extend(accesses);
+            match &mut request {
+                None => request = Some(Request::one(signature)),
+                Some(request) => request.more.push(Further { signature, from }),
+            }
+        }
+        Ok(request)
     }
 
     pub(crate) fn name(&self) -> &'static str {

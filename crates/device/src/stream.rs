@@ -274,25 +274,12 @@ impl Stream {
         exchanges: Vec<(Exchange, Vec<Access>)>,
     ) -> Result<(), Error> {
         let site = site.into();
-        let mut request: Option<Request> = None;
-        let mut accesses: Vec<Access> = Vec::new();
-        for (exchange, own) in exchanges {
-            self.check_member(meeting, &own)?;
-            let signature = check_exchange(exchange, meeting.inner.members.len(), meeting.member, &site, &own)?;
-            let from = accesses.len();
-            for (second, b) in own.iter().enumerate() {
-                if let Some(first) = accesses.iter().position(|a| a.conflicts(b)) {
-                    let (site, label) = (site.as_str().to_owned(), b.view.label().to_owned());
-                    return Err(Error::SelfConflict { op: "coalesced", site, first, second: from + second, label });
-                }
-            }
-            accesses.extend(own);
-            match &mut request {
-                None => request = Some(Request::one(signature)),
-                Some(request) => request.push(signature, from),
-            }
+        for (_, accesses) in &exchanges {
+            self.check_member(meeting, accesses)?;
         }
+        let request = Request::several(&exchanges, meeting.inner.members.len(), meeting.member, &site)?;
         if let Some(request) = request {
+            let accesses = exchanges.into_iter().flat_map(|(_, accesses)| accesses).collect();
             self.meet(meeting, request, site, accesses);
         }
         Ok(())

@@ -90,8 +90,15 @@ impl SimEngine {
 
     pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) {
         let mut state = self.lock();
-        let lane = state.streams.get_mut(&(stream.device.rank, stream.index));
-        lane.expect("BUG: a stream that was never opened").queue.push_back(item);
+        match state.streams.get_mut(&(stream.device.rank, stream.index)) {
+            Some(lane) => lane.queue.push_back(item),
+            // Closed, and kept alive by peers that have not got their part of a joint operation yet: it is empty.
+            None => {
+                if let Item::Record(mark) = item {
+                    drop(mark.complete());
+                }
+            }
+        }
     }
 
     /// Called with and without the scheduler's lock, so it only raises the stream's flag.
