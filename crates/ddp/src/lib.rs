@@ -3,8 +3,8 @@
 
 mod adam; // AdamW over flat buffers, all that changes from step to step on the device
 mod error; // what can go wrong here
-//mod replicas; // gradients averaged over the ranks that hold the same parameters
+mod replicas; // gradients averaged over the ranks that hold the same parameters
 
 pub use self::adam::{Adam, AdamConfig, DecayRange};
 pub use self::error::DdpError;
-//pub use self::replicas::Replicas;
+pub use self::replicas::Replicas;

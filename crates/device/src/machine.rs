@@ -12,7 +12,7 @@ use std::{
 use crate::{
     Departure, Device, Error, Fresh, Meeting, Pending, Trace, Why,
     cpu::CpuEngine,
-    device::DeviceInner,
+    device::{DeviceInner, Owner},
     engine::Engine,
     meeting::{Arrival, MeetingInner},
     sim::{Chooser, SimEngine},
@@ -48,7 +48,7 @@ pub(crate) struct MachineInner {
     pub(crate) progress: AtomicU64,
     any_dropped: AtomicBool,
     dropped: RwLock<BTreeSet<Why>>,
-    devices: Mutex<BTreeMap<u32, Weak<DeviceInner>>>,
+    devices: Mutex<BTreeMap<u32, Weak<Owner>>>,
     meetings: Mutex<Meetings>,
 }
 
@@ -140,10 +140,10 @@ impl Machine {
         if devices.get(&rank).is_some_and(|d| d.strong_count() > 0) {
             return Err(Error::RankTaken { rank });
         }
-        let inner = Arc::new(DeviceInner::new(self.0.clone(), rank));
-        devices.insert(rank, Arc::downgrade(&inner));
+        let device = Device::new(DeviceInner::new(self.0.clone(), rank));
+        devices.insert(rank, device.owner());
         lock(&self.0.meetings).gone.remove(&rank);
-        Ok(Device(inner))
+        Ok(device)
     }
 
     /// Opens the meeting place `name` of `members` (ranks in the order of the group) for `rank`. All members open it
