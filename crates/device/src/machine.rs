@@ -276,7 +276,13 @@ impl MachineInner {
 }
 
 fn echo(arrival: &Arrival, root: u32, how: &Departure) -> bool {
-    let device = &arrival.stream.device;
-    device.rank != root
-        && device.set_error(Error::PeerGone { rank: root, group: arrival.body.meeting.name.clone(), how: how.clone() })
+    let (device, body) = (&arrival.stream.device, &arrival.body);
+    let gone = || Error::PeerGone {
+        rank: root,
+        group: body.meeting.name.clone(),
+        what: body.request.to_string(),
+        seq: body.group_seq,
+        how: how.clone(),
+    };
+    device.rank != root && device.set_error(gone())
 }

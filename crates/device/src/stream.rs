@@ -11,7 +11,7 @@ use crate::{
     device::DeviceInner,
     download::Download,
     event::Bound,
-    exchange::check_exchange,
+    exchange::{Request, check_exchange},
     handoff::{self, Inbox},
     meeting::JointBody,
 };
@@ -254,16 +254,50 @@ impl Stream {
         site: impl Into<Site>,
         accesses: Vec<Access>,
     ) -> Result<(), Error> {
-        let inner = self.inner();
-        inner.device.check()?;
         let site = site.into();
-        let rank = inner.device.rank;
-        if meeting.inner.members[meeting.member] != rank {
-            let what = format!("place {} of group '{}'", meeting.member, meeting.inner.name);
-            return Err(Error::Foreign { what, owner: meeting.inner.members[meeting.member], used_by: rank });
-        }
-        check_owner(&accesses, rank)?;
+        self.check_member(meeting, &accesses)?;
         let signature = check_exchange(exchange, meeting.inner.members.len(), meeting.member, &site, &accesses)?;
+        self.meet(meeting, Request::one(signature), site, accesses);
+        Ok(())
+    }
+
+    /// Submits several exchanges as one call of a joint operation: they take one number of the meeting's sequence and
+    /// happen together, in no order among each other. All members submit the same list.
+    ///
+    /// # Errors
+    /// As [`Stream::joint`]; [`Error::SelfConflict`] when an exchange writes what another one touches. Nothing is
+    /// queued then, nor for an empty list.
+    pub fn joint_all(
+        &self,
+        meeting: &Meeting,
+        site: impl Into<Site>,
+        exchanges: Vec<(Exchange, Vec<Access>)>,
+    ) -> Result<(), Error> {
+        let site = site.into();
+        for (_, accesses) in &exchanges {
+            self.check_member(meeting, accesses)?;
+        }
+        let request = Request::several(&exchanges, meeting.inner.members.len(), meeting.member, &site)?;
+        if let Some(request) = request {
+            let accesses = exchanges.into_iter().flat_map(|(_, accesses)| accesses).collect();
+            self.meet(meeting, request, site, accesses);
+        }
+        Ok(())
+    }
+
+    fn check_member(&self, meeting: &Meeting, accesses: &[Access]) -> Result<(), Error> {
+        let device = &self.inner().device;
+        device.check()?;
+        let owner = meeting.inner.members[meeting.member];
+        if owner != device.rank {
+            let what = format!("place {} of group '{}'", meeting.member, meeting.inner.name);
+            return Err(Error::Foreign { what, owner, used_by: device.rank });
+        }
+        check_owner(accesses, device.rank)
+    }
+
+    fn meet(&self, meeting: &Meeting, request: Request, site: Site, accesses: Vec<Access>) {
+        let inner = self.inner();
         let mut submit = inner.lock();
         // Held until the call is queued: two streams must not swap two numbers.
         let mut next = meeting.next.lock().unwrap_or_else(|poison| poison.into_inner());
@@ -271,12 +305,12 @@ impl Stream {
         *next += 1;
         let seq = submit.take();
         inner.device.machine.tracer.add(|| TraceEvent::Joint {
-            rank,
+            rank: inner.device.rank,
             stream: inner.index,
             seq,
             group: meeting.inner.name.clone(),
             group_seq,
-            what: signature.to_string(),
+            what: request.to_string(),
             site: site.as_str().to_owned(),
             accesses: accesses.iter().map(TraceAccess::from).collect(),
         });
@@ -284,15 +318,13 @@ impl Stream {
             meeting: meeting.inner.clone(),
             member: meeting.member,
             group_seq,
-            signature,
-            name: exchange.name(),
+            request,
             site,
             accesses,
             stream: inner.index,
             seq,
         };
         inner.device.machine.engine.push(inner, Item::Joint(Arc::new(body)));
-        Ok(())
     }
 
     /// Copies host values into `view`, in row-major order, when the stream gets there.
