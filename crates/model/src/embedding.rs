@@ -4,11 +4,9 @@ use device::{
     DType, Frame, Site, View,
     ops::{self, Positions, Vocab},
 };
+use pgroups::{Param, Weights};
 
-use crate::{
-    Block, ModelError,
-    stand_in::{Param, Weights},
-};
+use crate::{Block, ModelError};
 
 /// y = table\[token\] + positions\[place in the sequence\].
 pub struct Embedding {

@@ -4,11 +4,9 @@ use device::{
     Frame, Site, Stream, View,
     ops::{Accumulate, BiasGrad},
 };
+use pgroups::{GradOut, Keep, Param, Weights};
 
-use crate::{
-    ModelError,
-    stand_in::{GradOut, Keep, Param, Weights},
-};
+use crate::ModelError;
 
 /// One kernel, which has one setting for all its outputs, can write both.
 pub(crate) fn keep_alike(a: &GradOut, b: &GradOut) -> bool {

@@ -4,12 +4,12 @@ use device::{
     DType, Frame, Site, View,
     ops::{Accumulate, Fill, Finish, Gemm, Trans},
 };
+use pgroups::{Param, Weights};
 
 use crate::{
     Block, ModelError,
     grad::contribute,
     norm::{Norm, Tags},
-    stand_in::{Param, Weights},
 };
 
 /// logits = norm(x) · tableᵀ over the valid part of the vocabulary.

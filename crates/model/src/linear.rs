@@ -4,12 +4,9 @@ use device::{
     Frame, Site, Stream, View,
     ops::{Finish, Gemm, Trans},
 };
+use pgroups::{Param, Weights};
 
-use crate::{
-    ModelError,
-    grad::bias_grad,
-    stand_in::{Param, Weights},
-};
+use crate::{ModelError, grad::bias_grad};
 
 /// y = x · weightᵀ + bias, weight `[out, in]`.
 pub(crate) struct Linear {

@@ -4,11 +4,11 @@ use device::{
     DType, Frame, Site, View,
     ops::{Accumulate, LayerNorm, LayerNormBackward, LayerNormGrad, Residual},
 };
+use pgroups::{Param, Weights};
 
 use crate::{
     ModelError,
     grad::{contribute, keep_alike},
-    stand_in::{Param, Weights},
 };
 
 /// Added to the variance, as in GPT-2.

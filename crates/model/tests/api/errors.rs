@@ -1,10 +1,8 @@
 //! What does not fit is refused, with both sizes.
 
 use device::{DType, Frame, Machine, MemoryKind, ops::Factor};
-use model::{
-    Block, Gpt, GptConfig, GptPlan, Microbatch, ModelError,
-    stand_in::{Pass, Weights},
-};
+use model::{Block, Gpt, GptConfig, GptPlan, Microbatch, ModelError};
+use pgroups::{Pass, Weights};
 
 use crate::rig::{Layout, Rig, ids, tiny, values};
 

@@ -1,7 +1,8 @@
 //! What a pass keeps.
 
 use device::{Frame, Machine, ops::Factor};
-use model::{GptConfig, Microbatch, stand_in::Pass};
+use model::{GptConfig, Microbatch};
+use pgroups::Pass;
 
 use crate::rig::{Case, Layout, Rig, cut, ids};
 

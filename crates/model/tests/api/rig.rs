@@ -9,11 +9,8 @@ use device::{
     DType, Device, Frame, FramePlan, Machine, MemoryKind, Stream, View,
     ops::{BiasGrad, Factor},
 };
-use model::{
-    Gpt, GptConfig, GptPlan, Microbatch, ModelError, Output,
-    stand_in::{GradOut, Param, Pass, Turn, Weights, Whole},
-};
-use pgroups::{Init, InitStream, PgError, Seed};
+use model::{Gpt, GptConfig, GptPlan, Microbatch, ModelError, Output};
+use pgroups::{GradOut, Init, InitStream, Param, Pass, PgError, Seed, Turn, Weights, Whole};
 
 use crate::reference::Values;
 
@@ -197,7 +194,7 @@ impl Case<'_> {
 pub(crate) struct Books<'a> {
     rig: &'a Rig,
     layout: Layout,
-    whole: Whole,
+    whole: Whole<'a>,
     /// Takes without their give-back, gradients without their done.
     open: HashMap<(String, &'static str), i32>,
     /// Scratch of a gradient, and where it goes when it is done.

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use device::{DType, Frame, Fresh, Machine, Options, View, ops::Factor};
-use model::{GptConfig, GptPlan, Microbatch, stand_in::Pass};
+use model::{GptConfig, GptPlan, Microbatch};
+use pgroups::Pass;
 
 use crate::rig::{Case, Layout, Results, Rig, cut, ids, tiny, values};
 
