@@ -20,7 +20,6 @@ mod transformer; // attention and feed-forward
 // Beside it.
 mod error;
 mod sample; //      one token out of logits
-pub mod stand_in;
 
 pub use self::{
     block::Block,
