@@ -32,3 +32,13 @@ pub use self::{
     sample::{Draw, Sampling, sample},
     transformer::TransformerBlock,
 };
+
+/// The page's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/model.md")]
+struct Page;
+
+/// So do the README's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -53,7 +53,8 @@ fn a_token_outside_the_vocabulary_is_told_by_its_place() {
     let mut tokens = ids(14, 9, 1);
     tokens[10] = 9;
     let (tokens, targets) = (rig.ids("tokens", &tokens, 7), rig.ids("targets", &ids(14, 9, 2), 7));
-    forward(&rig, &tokens, &targets).unwrap();
+    // The failure is sticky: later launches may or may not meet it already.
+    let _ = forward(&rig, &tokens, &targets);
     let error = rig.stream.synchronize().unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(error.to_string().contains("wte") && cause.contains("id 9 at position 10"), "{error}: {cause}");
