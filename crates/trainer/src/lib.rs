@@ -11,9 +11,8 @@ mod train; // the loop
 mod report; // what is shown while a run goes on
 
 pub use self::{
-    commands::run,
-    train::{RunPlan, Trained, default_run_dir, plan_run, product_peak, train},
     cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, PlanArgs, TrainArgs},
+    commands::run,
     config::{
         Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, Indivisible, LayoutConfig, LogConfig,
         LossNormalization, Microbatches, ModelConfig, NoEffect, NotYet, Number, OptimizerConfig, PrecisionConfig,
@@ -24,4 +23,5 @@ pub use self::{
     metrics::{MetricsFile, StepMetrics, read_metrics},
     plot::{loss_curve, write_loss_curve},
     report::{Doctor, Finding, Progress, ProgressConfig, RunSummary},
+    train::{RunPlan, Trained, default_run_dir, plan_run, product_peak, train},
 };

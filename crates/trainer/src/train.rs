@@ -1,5 +1,7 @@
 //! The training loop: one program for every rank and every driver.
 
+#[cfg(test)]
+mod arena_test;
 mod loss_log; // losses on their way to the host, at most two steps behind
 mod peak; // what products can do here at best
 mod plan; // memory and work, from a dry pass of the same program

@@ -9,7 +9,7 @@ use device::{DType, Error, Machine, MemoryKind};
 const SIZE: usize = 1024;
 
 /// Products timed; the best counts, because the machine may do other things too.
-const TIMES: usize = 6;
+const TIMES: usize = 20;
 
 /// Floating-point operations per second of a large f32 product on all workers of `machine`, multiply and add counted
 /// separately. None on a driver that does not compute.

@@ -68,7 +68,7 @@ pub fn plan_run(config: &Config) -> Result<RunPlan, TrainError> {
 }
 
 /// Batches of the right sizes; what is in them does not matter to a plan.
-fn any_batches(config: &Config, rank: u32) -> Result<Batches, TrainError> {
+pub(super) fn any_batches(config: &Config, rank: u32) -> Result<Batches, TrainError> {
     let needed = config.model.seq_len * (config.train.global_batch as usize + 1) + 1;
     let corpus = Corpus::from_text(&"a".repeat(needed), Tokenizer::Bytes, "1,0".parse()?);
     batches(config, &corpus, rank)

@@ -137,11 +137,8 @@ impl RunLog {
         lines: Box<dyn Write + Send>,
         peak: Option<f64>,
     ) -> Result<RunLog, TrainError> {
-        let shown = ProgressConfig {
-            kind: config.log.progress,
-            steps: config.train.steps,
-            interval: config.log.interval,
-        };
+        let shown =
+            ProgressConfig { kind: config.log.progress, steps: config.train.steps, interval: config.log.interval };
         let flops_per_token = gpt_plan(config)?.flops_per_token();
         Ok(RunLog {
             progress: Progress::start(shown, lines),
