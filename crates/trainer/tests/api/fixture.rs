@@ -4,7 +4,6 @@ use std::{
     fmt::Write,
     fs,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering},
 };
 
 use trainer::{Config, StepMetrics, Trained};
@@ -14,8 +13,8 @@ pub struct Folder(PathBuf);
 
 impl Folder {
     pub fn new() -> Folder {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("trainer-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        // Every test has a thread of its own.
+        let name = format!("trainer-test-{}-{:?}", std::process::id(), std::thread::current().id());
         let path = std::env::temp_dir().join(name);
         fs::create_dir_all(&path).unwrap();
         Folder(path)
