@@ -12,7 +12,7 @@ use std::{
 use crate::{
     Departure, Device, Error, Fresh, Meeting, Pending, Trace, Why,
     cpu::CpuEngine,
-    device::{DeviceInner, OpenDevice},
+    device::{DeviceInner, Owner},
     engine::Engine,
     meeting::{Arrival, MeetingInner},
     sim::{Chooser, SimEngine},
@@ -48,7 +48,7 @@ pub(crate) struct MachineInner {
     pub(crate) progress: AtomicU64,
     any_dropped: AtomicBool,
     dropped: RwLock<BTreeSet<Why>>,
-    devices: Mutex<BTreeMap<u32, Weak<OpenDevice>>>,
+    devices: Mutex<BTreeMap<u32, Weak<Owner>>>,
     meetings: Mutex<Meetings>,
 }
 
@@ -141,10 +141,10 @@ impl Machine {
         if devices.get(&rank).is_some_and(|d| d.strong_count() > 0) {
             return Err(Error::RankTaken { rank });
         }
-        let open = Arc::new(OpenDevice(Arc::new(DeviceInner::new(self.0.clone(), rank))));
-        devices.insert(rank, Arc::downgrade(&open));
+        let device = Device::new(DeviceInner::new(self.0.clone(), rank));
+        devices.insert(rank, device.owner());
         lock(&self.0.meetings).gone.remove(&rank);
-        Ok(Device(open))
+        Ok(device)
     }
 
     /// Opens the meeting place `name` of `members` (ranks in the order of the group) for `rank`. All members open it
@@ -288,6 +288,12 @@ impl MachineInner {
 
 /// True when the arrival's device had no error. A rank that left and meets all the same is told that it left.
 fn echo(arrival: &Arrival, root: u32, how: &Departure) -> bool {
-    let group = arrival.body.meeting.name.clone();
-    arrival.stream.device.set_error(Error::PeerGone { rank: root, group, how: how.clone() })
+    let (device, body) = (&arrival.stream.device, &arrival.body);
+    device.set_error(Error::PeerGone {
+        rank: root,
+        group: body.meeting.name.clone(),
+        what: body.request.to_string(),
+        seq: body.group_seq,
+        how: how.clone(),
+    })
 }

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     Access, Asked, Departure, PendingJoint, Site,
-    exchange::{Exchange, Signature},
+    exchange::{Piece, Request, pieces},
     machine::MachineInner,
     stream::StreamInner,
 };
@@ -18,8 +18,7 @@ pub(crate) struct JointBody {
     pub(crate) member: usize,
     /// Position in the group's sequence: this member's calls in the order of submission.
     pub(crate) group_seq: u64,
-    pub(crate) signature: Signature,
-    pub(crate) name: &'static str,
+    pub(crate) request: Request,
     pub(crate) site: Site,
     pub(crate) accesses: Vec<Access>,
     /// Index of the stream, and position in it.
@@ -28,8 +27,21 @@ pub(crate) struct JointBody {
 }
 
 impl JointBody {
-    pub(crate) fn exchange(&self) -> Exchange {
-        self.signature.exchange
+    pub(crate) fn name(&self) -> &'static str {
+        self.request.name()
+    }
+}
+
+/// What has to move when all of `arrivals`, in the order of the members, have come and agree.
+pub(crate) fn pieces_of(arrivals: &[Arrival]) -> Vec<Piece> {
+    let request = &arrivals[0].body.request;
+    let part = |i: usize| {
+        let lists: Vec<&[Access]> = arrivals.iter().map(|a| a.body.request.part(i, &a.body.accesses).1).collect();
+        pieces(request.part(i, &arrivals[0].body.accesses).0, &lists)
+    };
+    match request.len() {
+        1 => part(0),
+        len => (0..len).flat_map(part).collect(),
     }
 }
 
@@ -58,11 +70,9 @@ pub(crate) struct MeetingInner {
     pub(crate) members: Vec<u32>,
     /// Ranks are not enough: two machines can have the same.
     pub(crate) machine: Weak<MachineInner>,
-    /// By member: its calls so far. All handles of a member count together.
-    pub(crate) submitted: Vec<Mutex<u64>>,
-    /// One reference here and one in each handle: queues keep finished calls for a while, which must not keep a
-    /// group open.
-    handles: Arc<()>,
+    /// By member: the number of its next call. Shared by all handles of the member, which are counted by it: queues
+    /// keep finished calls for a while, and that must not keep a group open.
+    next: Vec<Arc<Mutex<u64>>>,
     state: Mutex<MeetingState>,
 }
 
@@ -88,19 +98,20 @@ impl MeetingInner {
         machine: Weak<MachineInner>,
         gone: Option<(u32, Departure)>,
     ) -> Self {
-        let submitted = members.iter().map(|_| Mutex::new(0)).collect();
+        let next = members.iter().map(|_| Arc::default()).collect();
         let state = Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone });
-        MeetingInner { name, members, machine, submitted, handles: Arc::new(()), state }
+        MeetingInner { name, members, machine, next, state }
     }
 
     /// Nobody has a handle, and no call is under way that could still happen: the name is free.
     pub(crate) fn is_over(&self) -> bool {
-        if Arc::strong_count(&self.handles) > 1 {
+        if self.next.iter().any(|next| Arc::strong_count(next) > 1) {
             return false;
         }
         let state = self.lock();
-        let happened = |calls: &Mutex<u64>| *calls.lock().unwrap_or_else(|poison| poison.into_inner()) == state.first;
-        state.gone.is_some() || self.submitted.iter().all(happened)
+        let happened =
+            |next: &Arc<Mutex<u64>>| *next.lock().unwrap_or_else(|poison| poison.into_inner()) == state.first;
+        state.gone.is_some() || self.next.iter().all(happened)
     }
 
     fn lock(&self) -> MutexGuard<'_, MeetingState> {
@@ -137,11 +148,11 @@ impl MeetingInner {
         if let Some((rank, how)) = arrivals.iter().find_map(|a| a.stream.device.root_failure()) {
             return Met::Gone { arrivals, rank, how };
         }
-        let want = arrivals[0].body.signature;
-        if arrivals.iter().all(|a| a.body.signature == want) {
+        let want = &arrivals[0].body.request;
+        if arrivals.iter().all(|a| a.body.request.agrees_with(want)) {
             Met::Ready(arrivals)
         } else {
-            let asked = arrivals.iter().map(|a| (a.stream.device.rank, a.body.signature.to_string()));
+            let asked = arrivals.iter().map(|a| (a.stream.device.rank, a.body.request.to_string()));
             let asked = Asked(asked.collect());
             Met::Disagree { arrivals, asked }
         }
@@ -182,7 +193,7 @@ impl MeetingInner {
             .map(|(i, call)| PendingJoint {
                 group: self.name.clone(),
                 seq: state.first + i as u64,
-                what: call.arrivals.iter().flatten().next().map_or_else(String::new, |a| a.body.signature.to_string()),
+                what: call.arrivals.iter().flatten().next().map_or_else(String::new, |a| a.body.request.to_string()),
                 arrived: split(call, true),
                 missing: split(call, false),
             })
@@ -195,13 +206,13 @@ impl MeetingInner {
 pub struct Meeting {
     pub(crate) inner: Arc<MeetingInner>,
     pub(crate) member: usize,
-    _handle: Arc<()>,
+    pub(crate) next: Arc<Mutex<u64>>,
 }
 
 impl Meeting {
     pub(crate) fn open(inner: Arc<MeetingInner>, member: usize) -> Meeting {
-        let _handle = inner.handles.clone();
-        Meeting { inner, member, _handle }
+        let next = inner.next[member].clone();
+        Meeting { inner, member, next }
     }
 
     /// Ranks, in the order of the group.

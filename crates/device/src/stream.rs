@@ -8,7 +8,7 @@ use crate::{
     device::DeviceInner,
     download::Download,
     event::Bound,
-    exchange::check_exchange,
+    exchange::{Request, check_exchange},
     handoff::{self, Inbox},
     meeting::JointBody,
 };
@@ -131,17 +131,17 @@ impl StreamInner {
 pub struct Stream(Arc<Handle>);
 
 struct Handle {
-    stream: Arc<StreamInner>,
+    inner: Arc<StreamInner>,
     device: Device,
 }
 
 impl Stream {
-    pub(crate) fn open(stream: Arc<StreamInner>, device: Device) -> Stream {
-        Stream(Arc::new(Handle { stream, device }))
+    pub(crate) fn open(inner: Arc<StreamInner>, device: Device) -> Stream {
+        Stream(Arc::new(Handle { inner, device }))
     }
 
     fn inner(&self) -> &Arc<StreamInner> {
-        &self.0.stream
+        &self.0.inner
     }
 
     /// Name given when the stream was made.
@@ -276,31 +276,64 @@ impl Stream {
         site: impl Into<Site>,
         accesses: Vec<Access>,
     ) -> Result<(), Error> {
-        let inner = self.inner();
-        inner.device.check()?;
         let site = site.into();
-        let rank = inner.device.rank;
-        let of_this_machine = std::ptr::eq(meeting.inner.machine.as_ptr(), Arc::as_ptr(&inner.device.machine));
-        if !of_this_machine || meeting.inner.members[meeting.member] != rank {
-            let what = format!("place {} of group '{}'", meeting.member, meeting.inner.name);
-            return Err(Error::Foreign { what, owner: meeting.inner.members[meeting.member], used_by: rank });
-        }
-        check_owner(&accesses, &inner.device)?;
+        self.check_member(meeting, &accesses)?;
         let signature = check_exchange(exchange, meeting.inner.members.len(), meeting.member, &site, &accesses)?;
+        self.meet(meeting, Request::one(signature), site, accesses);
+        Ok(())
+    }
+
+    /// Submits several exchanges as one call of a joint operation: they take one number of the meeting's sequence and
+    /// happen together, in no order among each other. All members submit the same list.
+    ///
+    /// # Errors
+    /// As [`Stream::joint`]; [`Error::SelfConflict`] when an exchange writes what another one touches. Nothing is
+    /// queued then, nor for an empty list.
+    pub fn joint_all(
+        &self,
+        meeting: &Meeting,
+        site: impl Into<Site>,
+        exchanges: Vec<(Exchange, Vec<Access>)>,
+    ) -> Result<(), Error> {
+        let site = site.into();
+        for (_, accesses) in &exchanges {
+            self.check_member(meeting, accesses)?;
+        }
+        let request = Request::several(&exchanges, meeting.inner.members.len(), meeting.member, &site)?;
+        if let Some(request) = request {
+            let accesses = exchanges.into_iter().flat_map(|(_, accesses)| accesses).collect();
+            self.meet(meeting, request, site, accesses);
+        }
+        Ok(())
+    }
+
+    fn check_member(&self, meeting: &Meeting, accesses: &[Access]) -> Result<(), Error> {
+        let device = &self.inner().device;
+        device.check()?;
+        let owner = meeting.inner.members[meeting.member];
+        let of_this_machine = std::ptr::eq(meeting.inner.machine.as_ptr(), Arc::as_ptr(&device.machine));
+        if !of_this_machine || owner != device.rank {
+            let what = format!("place {} of group '{}'", meeting.member, meeting.inner.name);
+            return Err(Error::Foreign { what, owner, used_by: device.rank });
+        }
+        check_owner(accesses, device)
+    }
+
+    fn meet(&self, meeting: &Meeting, request: Request, site: Site, accesses: Vec<Access>) {
+        let inner = self.inner();
         let mut submit = inner.lock();
         // Held until the call is queued: two streams must not swap two numbers.
-        let submitted = &meeting.inner.submitted[meeting.member];
-        let mut submitted = submitted.lock().unwrap_or_else(|poison| poison.into_inner());
-        let group_seq = *submitted;
-        *submitted += 1;
+        let mut next = meeting.next.lock().unwrap_or_else(|poison| poison.into_inner());
+        let group_seq = *next;
+        *next += 1;
         let seq = submit.take();
         inner.device.machine.tracer.add(|| TraceEvent::Joint {
-            rank,
+            rank: inner.device.rank,
             stream: inner.index,
             seq,
             group: meeting.inner.name.clone(),
             group_seq,
-            what: signature.to_string(),
+            what: request.to_string(),
             site: site.as_str().to_owned(),
             accesses: accesses.iter().map(TraceAccess::from).collect(),
         });
@@ -308,15 +341,13 @@ impl Stream {
             meeting: meeting.inner.clone(),
             member: meeting.member,
             group_seq,
-            signature,
-            name: exchange.name(),
+            request,
             site,
             accesses,
             stream: inner.index,
             seq,
         };
         inner.device.machine.engine.push(inner, Item::Joint(Arc::new(body)));
-        Ok(())
     }
 
     /// Copies host values into `view`, in row-major order, when the stream gets there.
@@ -381,7 +412,7 @@ impl Stream {
 
     fn own_event(&self, event: &Event) -> Result<(), Error> {
         let device = &self.inner().device;
-        if Arc::ptr_eq(device, &event.0.device.0.0) {
+        if Arc::ptr_eq(device, event.0.device.inner()) {
             return Ok(());
         }
         Err(Error::Foreign {
@@ -397,10 +428,10 @@ impl Drop for Handle {
         let how = if std::thread::panicking() { Departure::Panicked } else { Departure::Dropped };
         {
             // With the lock, so that a mark is either in the queue by now or not pushed at all.
-            let _submit = self.stream.lock();
-            self.stream.dropped.get_or_init(|| how);
+            let _submit = self.inner.lock();
+            self.inner.dropped.get_or_init(|| how);
         }
-        self.stream.device.machine.engine.close(&self.stream);
+        self.inner.device.machine.engine.close(&self.inner);
     }
 }
 

@@ -16,3 +16,7 @@ mod planning_plans;
 mod planning_support;
 #[path = "api/planning_world.rs"]
 mod planning_world;
+#[path = "api/running_collectives.rs"]
+mod running_collectives;
+#[path = "api/running_support.rs"]
+mod running_support;

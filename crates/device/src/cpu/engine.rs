@@ -232,7 +232,7 @@ impl Pool {
                 if ran && start > 0 {
                     let end = machine.tracer.now();
                     for a in &arrivals {
-                        exec::trace_run(&a.stream.device, (a.body.stream, a.body.seq, a.body.name), start, end);
+                        exec::trace_run(&a.stream.device, (a.body.stream, a.body.seq, a.body.name()), start, end);
                     }
                 }
                 arrivals

@@ -9,8 +9,7 @@ use super::{
 use crate::{
     Access, Asked, Departure, Error, Launch, OpError, OpRef, TraceEvent,
     device::DeviceInner,
-    exchange::pieces,
-    meeting::Arrival,
+    meeting::{Arrival, pieces_of},
     ops::Kernel,
     stream::{OpBody, StreamInner},
 };
@@ -123,10 +122,7 @@ pub(crate) fn with_claims<T>(arrivals: &[Arrival], run: impl FnOnce() -> T) -> O
 /// Runs the joint operation of `arrivals`, all of whom have come and agree. True when it happened; otherwise their
 /// devices have failed.
 pub(crate) fn run_joint(arrivals: &[Arrival], crew: &dyn Crew) -> bool {
-    let exchange = || {
-        let lists: Vec<&[Access]> = arrivals.iter().map(|a| &a.body.accesses[..]).collect();
-        catch(|| exchange::run(pieces(arrivals[0].body.exchange(), &lists), crew))
-    };
+    let exchange = || catch(|| exchange::run(pieces_of(arrivals), crew));
     let Some(result) = with_claims(arrivals, exchange) else { return false };
     arrivals[0].stream.device.machine.progress.fetch_add(1, Ordering::Relaxed);
     let Err(error) = result else { return true };
@@ -135,7 +131,7 @@ pub(crate) fn run_joint(arrivals: &[Arrival], crew: &dyn Crew) -> bool {
     fail_joint(
         arrivals,
         device,
-        failure(device.op_ref_of(body.name, body.site.as_str(), body.stream, body.seq), error),
+        failure(device.op_ref_of(body.name(), body.site.as_str(), body.stream, body.seq), error),
     );
     false
 }

@@ -266,7 +266,7 @@ impl SimEngine {
             Candidate::Deliver(exchange, member) => {
                 exchange.deliver(member, self.computes);
                 let (body, stream) = (&exchange.arrivals[member].body, &exchange.arrivals[member].stream);
-                cpu::trace_run(&stream.device, (body.stream, body.seq, body.name), step, step);
+                cpu::trace_run(&stream.device, (body.stream, body.seq, body.name()), step, step);
                 stream.at_joint.store(false, Ordering::Release);
                 let mut state = self.lock();
                 let lane = state.lane(stream);

@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use crate::{
     cpu,
-    exchange::{Piece, pieces},
-    meeting::Arrival,
+    exchange::Piece,
+    meeting::{Arrival, pieces_of},
 };
 
 /// All members have come; each goes on when its own part is delivered.
@@ -18,8 +18,7 @@ pub(super) struct Exchanging {
 
 impl Exchanging {
     pub(super) fn new(arrivals: Vec<Arrival>) -> Self {
-        let lists: Vec<_> = arrivals.iter().map(|a| &a.body.accesses[..]).collect();
-        let pieces = pieces(arrivals[0].body.exchange(), &lists);
+        let pieces = pieces_of(&arrivals);
         Exchanging { arrivals, pieces, taken: Mutex::new(None) }
     }
 

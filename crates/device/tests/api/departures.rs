@@ -130,7 +130,7 @@ fn check_departure(driver: &Driver, leave: Leave, arrived_first: bool) {
         how
     };
     let error = s0.synchronize().unwrap_err();
-    let Error::PeerGone { rank: 1, group, how: told } = &error else { panic!("{error}") };
+    let Error::PeerGone { rank: 1, seq: 0, group, how: told, .. } = &error else { panic!("{error}") };
     assert_eq!((&group[..], told), ("tp", &how));
     assert!(begin.elapsed() < LIMIT / 2, "told after {:?}", begin.elapsed());
 }
@@ -159,7 +159,7 @@ fn a_rank_that_left_meets_nobody(driver: &Driver) {
     machine.leave(0, Departure::Returned);
     barrier(&s0, "tp", &[0, 1]).unwrap();
     let error = s0.synchronize().unwrap_err();
-    assert_eq!(error.to_string(), "rank 0 is gone from group 'tp': its program returned");
+    assert_eq!(error.to_string(), "rank 0 is gone, so barrier #0 on group 'tp' cannot happen: its program returned");
 }
 
 fn a_rank_that_returns_early_is_missed_at_once(driver: &Driver) {
@@ -221,7 +221,10 @@ fn a_departure_reaches_every_group_of_the_rank(driver: &Driver) {
     machine.leave(0, Departure::Panicked);
     for (device, stream) in &peers {
         let error = stream.synchronize().unwrap_err();
-        let want = format!("rank 0 is gone from group 'with {}': its program panicked", device.rank());
+        let want = format!(
+            "rank 0 is gone, so barrier #0 on group 'with {}' cannot happen: its program panicked",
+            device.rank()
+        );
         assert_eq!(error.to_string(), want);
     }
 }

@@ -14,7 +14,9 @@ conformance! {
         exchanges_in_place_give_the_same,
         members_are_ordered_by_the_list_and_not_by_rank,
         a_group_of_one_meets_itself,
-        an_empty_exchange_is_still_a_meeting;
+        an_empty_exchange_is_still_a_meeting,
+        one_call_makes_several_exchanges,
+        an_empty_call_takes_no_place_in_the_sequence;
     computing:
         a_barrier_orders_streams_of_different_ranks,
         a_member_may_use_several_streams_in_turn,
@@ -351,4 +353,40 @@ fn two_groups_over_the_same_ranks_do_not_mix(driver: &Driver) {
     }
     expect_values(&all[0].stream, &views[0], &[stepped(10.0, 2.0, 1.0)]);
     all[1].stream.synchronize().unwrap();
+}
+
+/// A gather, a sum in place and a broadcast as one call; member 1 is not in place.
+fn one_call_makes_several_exchanges(driver: &Driver) {
+    let machine = driver.machine();
+    let all = members(&machine, &[5, 1, 3]);
+    let views: Vec<[View; 4]> = all
+        .iter()
+        .enumerate()
+        .map(|(place, m)| {
+            let views = [("own", 2), ("all", 6), ("sum", 1), ("out", 1)].map(|(l, n)| floats(&m.device, l, n));
+            m.stream.launch(set(&views[0], place as f32)).unwrap();
+            m.stream.launch(set(&views[2], 1.0 + place as f32)).unwrap();
+            let gather = vec![Access::read(&views[0]), Access::write(&views[1])];
+            let sum = match place {
+                1 => vec![Access::read(&views[2]), Access::write(&views[3])],
+                _ => vec![Access::update(&views[2])],
+            };
+            let calls = vec![(Exchange::AllGather, gather), (Exchange::AllReduce(Reduce::Sum), sum)];
+            m.stream.joint_all(&m.meeting, "test", calls).unwrap();
+            m.stream.joint(&m.meeting, Exchange::Barrier, "test", Vec::new()).unwrap();
+            views
+        })
+        .collect();
+    for (place, (m, views)) in all.iter().zip(&views).enumerate() {
+        expect_values(&m.stream, &views[1], &[0.0, 0.0, 1.0, 1.0, 2.0, 2.0]);
+        expect_values(&m.stream, &views[if place == 1 { 3 } else { 2 }], &[6.0]);
+    }
+}
+
+fn an_empty_call_takes_no_place_in_the_sequence(driver: &Driver) {
+    let machine = driver.machine();
+    let all = members(&machine, &[0, 1]);
+    all[0].stream.joint_all(&all[0].meeting, "test", Vec::new()).unwrap();
+    all.iter().for_each(|m| m.stream.joint(&m.meeting, Exchange::Barrier, "test", Vec::new()).unwrap());
+    all.iter().for_each(|m| m.stream.synchronize().unwrap());
 }

@@ -12,6 +12,7 @@ conformance! {
     every:
         sizes_that_do_not_fit_are_refused_at_submission,
         accesses_that_do_not_fit_are_refused_at_submission,
+        exchanges_of_one_call_that_touch_each_other_are_refused,
         a_refused_call_takes_no_place_in_the_sequence,
         members_that_ask_for_different_things_are_all_told,
         a_group_is_opened_with_one_list_by_its_members_only
@@ -171,4 +172,18 @@ fn a_group_is_opened_with_one_list_by_its_members_only(driver: &Driver) {
         assert!(matches!(open(members, rank), Err(Error::Members { .. })), "{members:?} by {rank}");
     }
     assert!(matches!(machine.meeting("new", &[1, 1], 1), Err(Error::Members { .. })));
+}
+
+fn exchanges_of_one_call_that_touch_each_other_are_refused(driver: &Driver) {
+    let machine = driver.machine();
+    let (device, stream, meeting) = pair(&machine);
+    let (x, y) = (floats(&device, "bucket", 4), floats(&device, "y", 2));
+    let sum = |view: &View| (Exchange::AllReduce(Reduce::Sum), vec![Access::update(view)]);
+    let gather = |view: &View| (Exchange::AllGather, vec![Access::read(&y), Access::write(view)]);
+    let error = stream.joint_all(&meeting, "h0", vec![sum(&y.flat(0..1).unwrap()), sum(&x), gather(&x)]).unwrap_err();
+    assert!(matches!(&error, Error::SelfConflict { first: 0, second: 2, .. }), "{error}");
+    let error = stream.joint_all(&meeting, "h0", vec![sum(&x), sum(&x.flat(3..4).unwrap())]).unwrap_err();
+    assert!(matches!(&error, Error::SelfConflict { first: 0, second: 1, label, .. } if label == "bucket"), "{error}");
+    assert!(device.error().is_none());
+    stream.synchronize().unwrap();
 }

@@ -141,7 +141,7 @@ fn a_joint_operation_races_with_an_operation(driver: &Driver) {
     let Error::Race { label, first, second } = &own else { panic!("{own}") };
     let names = (&label[..], first.name, second.name, &second.site[..], &second.stream[..]);
     assert_eq!(names, ("x", "held", "all_reduce", "bucket 3", "comm"));
-    let Error::PeerGone { rank: 0, group, how: Departure::Failed(text) } = &peer else { panic!("{peer}") };
+    let Error::PeerGone { rank: 0, group, how: Departure::Failed(text), .. } = &peer else { panic!("{peer}") };
     assert_eq!((&group[..], text), ("dp", &own.chain()));
 }
 

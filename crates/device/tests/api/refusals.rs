@@ -80,7 +80,8 @@ fn accesses_that_conflict_with_each_other_are_refused(driver: &Driver) {
         let error = stream.launch(nothing(vec![Access::read(&other), a, b])).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "nothing@h0.mlp: accesses 1 and 2 both touch 'qkv' and one writes; declare one update instead"
+            "nothing@h0.mlp: accesses 1 and 2 both touch 'qkv' and one writes; declare one update, or make it two \
+             operations"
         );
     }
     stream.launch(nothing(vec![Access::read(&m), Access::read(&left)])).unwrap();
