@@ -93,6 +93,12 @@ impl DeviceInner {
         first
     }
 
+    /// Some stream stands in a joint operation that others must complete.
+    pub(crate) fn waits_for_peers(&self) -> bool {
+        let live: Vec<_> = lock(&self.streams).live.iter().filter_map(Weak::upgrade).collect();
+        live.iter().any(|stream| stream.at_joint.load(Ordering::Acquire))
+    }
+
     pub(crate) fn op_ref(&self, op: &Op, stream: u32, seq: u64) -> OpRef {
         self.op_ref_of(op.name, op.site.as_str(), stream, seq)
     }
