@@ -219,7 +219,11 @@ impl PgError {
     #[must_use]
     pub fn cause<T: StdError + 'static>(&self) -> Option<&T> {
         let mut next: Option<&(dyn StdError + 'static)> = Some(self);
-        while let Some(error) = next {
+        while let Some(mut error) = next {
+            // A shared error is an error of its own type, which hides the one inside.
+            if let Some(shared) = error.downcast_ref::<Arc<dyn StdError + Send + Sync>>() {
+                error = &**shared;
+            }
             let inside: Option<&(dyn StdError + 'static)> = match error.downcast_ref() {
                 Some(PgError::Device(inner)) => Some(inner),
                 Some(PgError::Plan(inner)) => Some(inner),

@@ -20,3 +20,7 @@ mod planning_world;
 mod running_collectives;
 #[path = "api/running_support.rs"]
 mod running_support;
+#[path = "api/running_batches.rs"]
+mod running_batches;
+#[path = "api/running_faults.rs"]
+mod running_faults;
