@@ -6,7 +6,8 @@ use std::{
         Arc, Mutex, MutexGuard, RwLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -58,6 +59,9 @@ struct Meetings {
     /// Ranks that left, and the root of it.
     gone: BTreeMap<u32, (u32, Departure)>,
 }
+
+/// How long a device may outlive its handles in the hands of workers.
+const LINGER: Duration = Duration::from_millis(100);
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|poison| poison.into_inner())
@@ -137,7 +141,15 @@ impl Machine {
     /// [`Error::RankTaken`] while another device of that rank lives.
     pub fn device(&self, rank: u32) -> Result<Device, Error> {
         let mut devices = lock(&self.0.devices);
-        if devices.get(&rank).is_some_and(|d| d.strong_count() > 0) {
+        let taken = || devices.get(&rank).is_some_and(|d| d.strong_count() > 0);
+        if self.0.engine.has_workers() {
+            // A worker lets go of a stream a moment after the host has seen its last operation done.
+            let begin = Instant::now();
+            while taken() && begin.elapsed() < LINGER {
+                thread::sleep(Duration::from_micros(100));
+            }
+        }
+        if taken() {
             return Err(Error::RankTaken { rank });
         }
         let inner = Arc::new(DeviceInner::new(self.0.clone(), rank));
