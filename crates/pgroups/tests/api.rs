@@ -24,3 +24,7 @@ mod running_support;
 mod running_batches;
 #[path = "api/running_faults.rs"]
 mod running_faults;
+#[path = "api/running_groups.rs"]
+mod running_groups;
+#[path = "api/running_worlds.rs"]
+mod running_worlds;
