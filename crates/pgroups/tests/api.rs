@@ -28,3 +28,7 @@ mod running_faults;
 mod running_groups;
 #[path = "api/running_worlds.rs"]
 mod running_worlds;
+#[path = "api/running_params.rs"]
+mod running_params;
+#[path = "api/running_turns.rs"]
+mod running_turns;
