@@ -32,3 +32,5 @@ mod running_worlds;
 mod running_params;
 #[path = "api/running_turns.rs"]
 mod running_turns;
+#[path = "api/running_models.rs"]
+mod running_models;
