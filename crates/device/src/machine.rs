@@ -13,7 +13,7 @@ use std::{
 use crate::{
     Departure, Device, Error, Fresh, Meeting, Pending, Trace, Why,
     cpu::CpuEngine,
-    device::DeviceInner,
+    device::{DeviceInner, Owner},
     engine::Engine,
     meeting::{Arrival, MeetingInner},
     sim::{Chooser, SimEngine},
@@ -49,7 +49,7 @@ pub(crate) struct MachineInner {
     pub(crate) progress: AtomicU64,
     any_dropped: AtomicBool,
     dropped: RwLock<BTreeSet<Why>>,
-    devices: Mutex<BTreeMap<u32, Weak<DeviceInner>>>,
+    devices: Mutex<BTreeMap<u32, Weak<Owner>>>,
     meetings: Mutex<Meetings>,
 }
 
@@ -152,10 +152,10 @@ impl Machine {
         if taken() {
             return Err(Error::RankTaken { rank });
         }
-        let inner = Arc::new(DeviceInner::new(self.0.clone(), rank));
-        devices.insert(rank, Arc::downgrade(&inner));
+        let device = Device::new(DeviceInner::new(self.0.clone(), rank));
+        devices.insert(rank, device.owner());
         lock(&self.0.meetings).gone.remove(&rank);
-        Ok(Device(inner))
+        Ok(device)
     }
 
     /// Opens the meeting place `name` of `members` (ranks in the order of the group) for `rank`. All members open it

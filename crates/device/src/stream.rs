@@ -111,15 +111,18 @@ impl StreamInner {
 #[derive(Clone)]
 pub struct Stream(Arc<Handle>);
 
-struct Handle(Arc<StreamInner>);
+struct Handle {
+    inner: Arc<StreamInner>,
+    device: Device,
+}
 
 impl Stream {
-    pub(crate) fn open(inner: Arc<StreamInner>) -> Stream {
-        Stream(Arc::new(Handle(inner)))
+    pub(crate) fn open(inner: Arc<StreamInner>, device: Device) -> Stream {
+        Stream(Arc::new(Handle { inner, device }))
     }
 
     fn inner(&self) -> &Arc<StreamInner> {
-        &self.0.0
+        &self.0.inner
     }
 
     /// Name given when the stream was made.
@@ -134,7 +137,7 @@ impl Stream {
 
     /// The device it belongs to.
     pub fn device(&self) -> Device {
-        Device(self.inner().device.clone())
+        self.0.device.clone()
     }
 
     /// Rank of that device.
@@ -371,7 +374,7 @@ impl Stream {
         }
         let (op, slot) = Download::op(view);
         self.launch(op)?;
-        Ok(Download::new(Device(self.inner().device.clone()), view.label(), slot, self.inner().mark()))
+        Ok(Download::new(self.device(), view.label(), slot, self.inner().mark()))
     }
 
     /// The host waits for all that was submitted to this stream.
@@ -389,7 +392,7 @@ impl Stream {
 
     fn own_event(&self, event: &Event) -> Result<(), Error> {
         let device = &self.inner().device;
-        if Arc::ptr_eq(device, &event.0.device.0) {
+        if Arc::ptr_eq(device, event.0.device.inner()) {
             return Ok(());
         }
         Err(Error::Foreign {
@@ -402,7 +405,7 @@ impl Stream {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let inner = &self.0;
+        let inner = &self.inner;
         let machine = &inner.device.machine;
         inner.cancelled.store(true, Ordering::Release);
         if inner.at_joint.load(Ordering::Acquire) {

@@ -1,11 +1,9 @@
 //! One piece of a model, as pipelines, recompute wrappers and captures see it.
 
 use device::{Frame, View};
+use pgroups::{Param, Weights};
 
-use crate::{
-    ModelError,
-    stand_in::{Param, Weights},
-};
+use crate::ModelError;
 
 /// Part of a model with explicit passes. It stores no weight value, group or capture state: all of it arrives
 /// through the frame and the weights.

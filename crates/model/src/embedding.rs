@@ -4,12 +4,9 @@ use device::{
     DType, Frame, Site, View,
     ops::{self, Positions, Vocab},
 };
+use pgroups::{Param, Weights};
 
-use crate::{
-    Block, ModelError,
-    grad::Grad,
-    stand_in::{Param, Weights},
-};
+use crate::{Block, ModelError};
 
 /// y = table\[token\] + positions\[place in the sequence\].
 pub struct Embedding {
@@ -64,13 +61,15 @@ impl Block for Embedding {
         let (tokens, dy) = (f.saved("tokens")?, f.saved("dy")?);
         let on = f.stream();
         let [table, positions] = &self.params;
-        let grad = Grad::of(table, w, on)?;
-        let (vocab, into) = (self.vocab, grad.accumulate());
-        on.launch(ops::EmbeddingGrad { ids: &tokens, dy: &dy, vocab, dtable: &grad.view, into }.op(&self.sites[0])?)?;
+        let grad = w.grad(table, on)?;
+        let (dtable, into) = grad.target();
+        let vocab = self.vocab;
+        on.launch(ops::EmbeddingGrad { ids: &tokens, dy: &dy, vocab, dtable, into }.op(&self.sites[0])?)?;
         w.grad_done(table, on)?;
-        let grad = Grad::of(positions, w, on)?;
-        let (seq_len, into) = (tokens.cols(), grad.accumulate());
-        on.launch(ops::PositionGrad { dy: &dy, seq_len, dtable: &grad.view, into }.op(&self.sites[1])?)?;
+        let grad = w.grad(positions, on)?;
+        let (dtable, into) = grad.target();
+        let seq_len = tokens.cols();
+        on.launch(ops::PositionGrad { dy: &dy, seq_len, dtable, into }.op(&self.sites[1])?)?;
         Ok(w.grad_done(positions, on)?)
     }
 }

@@ -14,7 +14,7 @@ pub enum ModelError {
     Device(#[from] device::Error),
     /// The weights: a stale parameter, a failed group.
     #[error(transparent)]
-    Groups(#[from] PgError),
+    Groups(Box<PgError>),
     /// Sizes that cannot be.
     #[error(transparent)]
     Config(#[from] ConfigViolations),
@@ -89,4 +89,10 @@ pub enum ModelError {
         /// Its logit.
         value: f32,
     },
+}
+
+impl From<PgError> for ModelError {
+    fn from(error: PgError) -> ModelError {
+        ModelError::Groups(Box::new(error))
+    }
 }

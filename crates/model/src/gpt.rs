@@ -4,12 +4,9 @@ use device::{
     DType, Frame, Site, View,
     ops::{CrossEntropy, Factor, Sum},
 };
+use pgroups::{Param, Weights};
 
-use crate::{
-    Block, Embedding, GptConfig, GptPlan, Head, ModelError, Output, TransformerBlock,
-    params::BLOCK_PARAMS,
-    stand_in::{Param, Weights},
-};
+use crate::{Block, Embedding, GptConfig, GptPlan, Head, ModelError, Output, TransformerBlock, params::BLOCK_PARAMS};
 
 /// A GPT over the parameters of one layout.
 pub struct Gpt {

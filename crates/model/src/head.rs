@@ -4,12 +4,12 @@ use device::{
     DType, Frame, Site, View,
     ops::{Accumulate, Fill, Finish, Gemm, Trans},
 };
+use pgroups::{Param, Weights};
 
 use crate::{
     Block, ModelError,
-    grad::Grad,
+    grad::contribute,
     norm::{Norm, Tags},
-    stand_in::{Param, Weights},
 };
 
 /// logits = norm(x) · tableᵀ over the valid part of the vocabulary.
@@ -70,17 +70,18 @@ impl Block for Head {
     fn backward_weight(&self, f: &mut Frame, w: &mut dyn Weights) -> Result<(), ModelError> {
         let (dlogits, normed) = (f.saved("dlogits")?, f.saved("norm")?);
         let table = &self.params[2];
-        let grad = Grad::of(table, w, f.stream())?;
-        let finish = Finish::Into(grad.accumulate());
-        let valid = grad.view.rows(0..self.vocab)?;
+        let grad = w.grad(table, f.stream())?;
+        let (dtable, into) = grad.target();
+        let finish = Finish::Into(into);
+        let valid = dtable.rows(0..self.vocab)?;
         let product = Gemm { a: &dlogits, b: &normed, c: &valid, trans: Trans::Tn, finish };
         f.stream().launch(product.op(&self.site)?)?;
         if self.vocab_rows > self.vocab {
             // Rows past the vocabulary get 0 like any other contribution: a first one clears what is there.
-            let rest = grad.view.rows(self.vocab..self.vocab_rows)?;
+            let rest = dtable.rows(self.vocab..self.vocab_rows)?;
             let zeros = f.temp(rest.shape(), DType::F32)?;
             f.stream().launch(Fill { y: &zeros, value: 0.0 }.op(&self.site)?)?;
-            grad.contribute(&zeros, &rest, &self.site, f.stream())?;
+            contribute(&zeros, &rest, into, &self.site, f.stream())?;
         }
         w.grad_done(table, f.stream())?;
         self.norm.backward_weight(f, w)

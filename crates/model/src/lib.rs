@@ -20,7 +20,6 @@ mod transformer; // attention and feed-forward
 // Beside it.
 mod error;
 mod sample; //      one token out of logits
-pub mod stand_in;
 
 pub use self::{
     block::Block,
@@ -33,3 +32,13 @@ pub use self::{
     sample::{Draw, Sampling, sample},
     transformer::TransformerBlock,
 };
+
+/// The page's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/model.md")]
+struct Page;
+
+/// So do the README's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

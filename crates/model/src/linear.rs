@@ -4,12 +4,9 @@ use device::{
     Frame, Site, Stream, View,
     ops::{Finish, Gemm, Trans},
 };
+use pgroups::{Param, Weights};
 
-use crate::{
-    ModelError,
-    grad::{Grad, bias_grad},
-    stand_in::{Param, Weights},
-};
+use crate::{ModelError, grad::bias_grad};
 
 /// y = x · weightᵀ + bias, weight `[out, in]`.
 pub(crate) struct Linear {
@@ -73,9 +70,10 @@ impl Linear {
         x: &View,
     ) -> Result<(), ModelError> {
         let on = f.stream();
-        let grad = Grad::of(&self.weight, w, on)?;
-        let finish = Finish::Into(grad.accumulate());
-        on.launch(Gemm { a: dy, b: x, c: &grad.view, trans: Trans::Tn, finish }.op(&self.site)?)?;
+        let grad = w.grad(&self.weight, on)?;
+        let (c, into) = grad.target();
+        let finish = Finish::Into(into);
+        on.launch(Gemm { a: dy, b: x, c, trans: Trans::Tn, finish }.op(&self.site)?)?;
         w.grad_done(&self.weight, on)?;
         bias_grad(&self.bias, dy, &self.site, f, w)
     }

@@ -2,13 +2,13 @@
 
 use device::{
     DType, Frame, Site, View,
-    ops::{LayerNorm, LayerNormBackward, LayerNormGrad, Residual},
+    ops::{Accumulate, LayerNorm, LayerNormBackward, LayerNormGrad, Residual},
 };
+use pgroups::{Param, Weights};
 
 use crate::{
     ModelError,
-    grad::Grad,
-    stand_in::{Param, Weights},
+    grad::{contribute, keep_alike},
 };
 
 /// Added to the variance, as in GPT-2.
@@ -92,28 +92,19 @@ impl Norm {
         let tags = &self.tags;
         let (dy, x) = (f.saved(tags.dy)?, f.saved(tags.x)?);
         let (mean, rstd) = (f.saved(tags.mean)?, f.saved(tags.rstd)?);
-        let weight = Grad::of(&self.weight, w, f.stream())?;
-        let bias = Grad::of(&self.bias, w, f.stream())?;
-        let grad = LayerNormGrad {
-            dy: &dy,
-            x: &x,
-            mean: &mean,
-            rstd: &rstd,
-            dweight: &weight.view,
-            dbias: &bias.view,
-            into: weight.accumulate(),
-        };
-        if weight.keeps_like(&bias) {
+        let weight = w.grad(&self.weight, f.stream())?;
+        let bias = w.grad(&self.bias, f.stream())?;
+        let ((dweight, into), (dbias, bias_into)) = (weight.target(), bias.target());
+        let grad = LayerNormGrad { dy: &dy, x: &x, mean: &mean, rstd: &rstd, dweight, dbias, into };
+        if keep_alike(&weight, &bias) {
             f.stream().launch(grad.op(&self.site)?)?;
         } else {
-            // The kernel has one flag for both, so a pair that differs takes the way over temporaries.
-            let dweight = f.temp(weight.view.shape(), DType::F32)?;
-            let dbias = f.temp(bias.view.shape(), DType::F32)?;
-            let into = device::ops::Accumulate::Overwrite;
-            let grad = LayerNormGrad { dweight: &dweight, dbias: &dbias, into, ..grad };
+            // The kernel has one setting for both, so a pair that differs takes the way over temporaries.
+            let own = [f.temp(dweight.shape(), DType::F32)?, f.temp(dbias.shape(), DType::F32)?];
+            let grad = LayerNormGrad { dweight: &own[0], dbias: &own[1], into: Accumulate::Overwrite, ..grad };
             f.stream().launch(grad.op(&self.site)?)?;
-            weight.contribute(&dweight, &weight.view, &self.site, f.stream())?;
-            bias.contribute(&dbias, &bias.view, &self.site, f.stream())?;
+            contribute(&own[0], dweight, into, &self.site, f.stream())?;
+            contribute(&own[1], dbias, bias_into, &self.site, f.stream())?;
         }
         w.grad_done(&self.weight, f.stream())?;
         Ok(w.grad_done(&self.bias, f.stream())?)

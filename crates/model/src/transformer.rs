@@ -4,13 +4,13 @@ use device::{
     DType, Frame, Site, View,
     ops::{Accumulate, Add, Attention, AttentionBackward, Finish},
 };
+use pgroups::{Param, Weights};
 
 use crate::{
     Block, GptConfig, ModelError,
     linear::{Linear, Then},
     norm::{Norm, Tags},
     params::BLOCK_PARAMS,
-    stand_in::{Param, Weights},
 };
 
 /// x₁ = x + proj(attention(norm(x))), y = x₁ + fc₂(gelu(fc₁(norm(x₁)))).

@@ -4,6 +4,10 @@
 mod config;
 #[path = "api/errors.rs"]
 mod errors;
+#[path = "api/golden.rs"]
+mod golden;
+#[path = "api/golden_case.rs"]
+mod golden_case;
 #[path = "api/gradients.rs"]
 mod gradients;
 #[path = "api/memory.rs"]

@@ -33,19 +33,14 @@ impl Cut {
         Cut { axis, len, step: len.div_ceil(pieces).max(1).next_multiple_of(grain) }
     }
 
-    /// Not cut.
-    pub(crate) fn whole(len: usize) -> Cut {
-        Cut { axis: Axis::Rows, len, step: len.max(1) }
-    }
-
     /// Rows of `cost` each (bytes or operations), `piece` to a piece.
     pub(crate) fn rows(rows: usize, cost: usize, piece: usize) -> Cut {
         Cut::at_least(Axis::Rows, rows, piece.div_ceil(cost.max(1)), 1)
     }
 
-    /// Columns of `cost` each, `piece` to a piece; never narrower than four cache lines of f32.
+    /// Columns of `cost` each, `piece` to a piece; never narrower than 2 KiB of f32, because memory is read in runs.
     pub(crate) fn cols(cols: usize, cost: usize, piece: usize) -> Cut {
-        Cut::at_least(Axis::Cols, cols, piece.div_ceil(cost.max(1)), 64)
+        Cut::at_least(Axis::Cols, cols, piece.div_ceil(cost.max(1)).max(512), 64)
     }
 
     /// An element-wise kernel over `rows` by `cols`, `cost` bytes an element: by rows where there are enough of them.

@@ -154,7 +154,7 @@ impl Kernel {
     }
 
     /// Floating-point operations, multiply and add counted separately.
-    pub(crate) fn flops(&self, accesses: &[Access]) -> u64 {
+    pub fn flops(&self, accesses: &[Access]) -> u64 {
         self.work(|w| w.flops(accesses))
     }
 

@@ -1,7 +1,8 @@
 //! What does not fit is refused, with both sizes.
 
 use device::{DType, Frame, Machine, MemoryKind, ops::Factor};
-use model::{Block, Gpt, GptConfig, GptPlan, Microbatch, ModelError, stand_in::Weights};
+use model::{Block, Gpt, GptConfig, GptPlan, Microbatch, ModelError};
+use pgroups::{Pass, Weights};
 
 use crate::rig::{Layout, Rig, ids, tiny, values};
 
@@ -15,7 +16,7 @@ fn forward(rig: &Rig, tokens: &device::View, targets: &device::View) -> Result<(
     let mut f = Frame::unplanned(&rig.stream, "frame");
     let token_scale = Factor::Const(1.0);
     let m = Microbatch { tokens, targets, loss: &rig.loss, token_scale, slot: 0 };
-    rig.gpt.forward_loss(&mut f, &mut rig.weights(Layout::Main), &m)
+    rig.gpt.forward_loss(&mut f, &mut rig.weights(Layout::Main, Pass::Forward), &m)
 }
 
 #[test]
@@ -52,7 +53,8 @@ fn a_token_outside_the_vocabulary_is_told_by_its_place() {
     let mut tokens = ids(14, 9, 1);
     tokens[10] = 9;
     let (tokens, targets) = (rig.ids("tokens", &tokens, 7), rig.ids("targets", &ids(14, 9, 2), 7));
-    forward(&rig, &tokens, &targets).unwrap();
+    // The failure is sticky: later launches may or may not meet it already.
+    let _ = forward(&rig, &tokens, &targets);
     let error = rig.stream.synchronize().unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(error.to_string().contains("wte") && cause.contains("id 9 at position 10"), "{error}: {cause}");
@@ -65,12 +67,12 @@ fn a_block_refuses_activations_of_another_width() {
     let blocks: &[Box<dyn Block>] = rig.gpt.blocks();
     for shape in [vec![2, 7, 5], vec![14, 6]] {
         let x = rig.device.alloc("x", &shape, DType::F32, MemoryKind::Other).unwrap();
-        let error = blocks[1].forward(&mut f, &mut rig.weights(Layout::Main), &x).unwrap_err();
+        let error = blocks[1].forward(&mut f, &mut rig.weights(Layout::Main, Pass::Forward), &x).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("h.0") && text.contains(&format!("{shape:?}")), "{text}");
     }
     let x = rig.device.alloc("x", &[2, 7, 5], DType::F32, MemoryKind::Other).unwrap();
-    let error = blocks[3].forward(&mut f, &mut rig.weights(Layout::Main), &x).unwrap_err();
+    let error = blocks[3].forward(&mut f, &mut rig.weights(Layout::Main, Pass::Forward), &x).unwrap_err();
     assert!(matches!(error, ModelError::Device(device::Error::Shapes { .. })), "{error}");
 }
 
@@ -79,7 +81,7 @@ fn backward_without_its_forward_is_refused() {
     let rig = rig();
     let (tokens, targets) = (rig.ids("tokens", &ids(7, 9, 1), 7), rig.ids("targets", &ids(7, 9, 2), 7));
     let mut f = Frame::unplanned(&rig.stream, "frame");
-    let mut w = rig.weights(Layout::Main);
+    let mut w = rig.weights(Layout::Main, Pass::Forward);
     fn refused(gpt: &Gpt, f: &mut Frame, w: &mut dyn Weights, slot: u32) -> bool {
         matches!(gpt.backward(f, w, slot), Err(ModelError::Device(device::Error::NotSaved { .. })))
     }
@@ -96,7 +98,7 @@ fn logits_behind_the_sequence_are_refused() {
     let rig = rig();
     let tokens = rig.ids("tokens", &ids(5, 9, 1), 5);
     let mut f = Frame::unplanned(&rig.stream, "frame");
-    let error = rig.gpt.logits(&mut f, &mut rig.weights(Layout::Main), &tokens, 5).unwrap_err();
+    let error = rig.gpt.logits(&mut f, &mut rig.weights(Layout::Main, Pass::Forward), &tokens, 5).unwrap_err();
     assert!(matches!(error, ModelError::Position { position: 5, tokens: 5 }), "{error}");
 }
 

@@ -2,6 +2,7 @@
 
 use device::{Frame, Machine, ops::Factor};
 use model::{GptConfig, Microbatch};
+use pgroups::Pass;
 
 use crate::rig::{Case, Layout, Rig, cut, ids};
 
@@ -24,7 +25,7 @@ fn planned(layers: usize) -> [usize; 2] {
     [true, false].map(|train| {
         let mut f = Frame::recording(&rig.stream, "frame");
         machine.trace_start();
-        let mut w = rig.weights(Layout::Main);
+        let mut w = rig.weights(Layout::Main, Pass::Forward);
         if train {
             rig.run(&mut f, Layout::Main, [&tokens, &targets], 1.0).unwrap();
         } else {

@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use model::{GptConfig, Output};
 
 /// Values by parameter name.
-pub type Values = BTreeMap<String, Vec<f64>>;
+pub(crate) type Values = BTreeMap<String, Vec<f64>>;
 
-pub struct Reference<'a> {
-    pub config: &'a GptConfig,
-    pub values: &'a Values,
+pub(crate) struct Reference<'a> {
+    pub(crate) config: &'a GptConfig,
+    pub(crate) values: &'a Values,
 }
 
 impl Reference<'_> {
     /// Mean loss of sequences of `len` tokens.
-    pub fn loss(&self, tokens: &[i32], targets: &[i32], len: usize) -> f64 {
+    pub(crate) fn loss(&self, tokens: &[i32], targets: &[i32], len: usize) -> f64 {
         let mut total = 0.0;
         for (tokens, targets) in tokens.chunks(len).zip(targets.chunks(len)) {
             for (logits, target) in self.logits(tokens).iter().zip(targets) {
@@ -27,7 +27,7 @@ impl Reference<'_> {
     }
 
     /// Logits after each token of one sequence.
-    pub fn logits(&self, tokens: &[i32]) -> Vec<Vec<f64>> {
+    pub(crate) fn logits(&self, tokens: &[i32]) -> Vec<Vec<f64>> {
         let dim = self.config.dim;
         let row = |name: &str, at: usize| &self.values[name][at * dim..(at + 1) * dim];
         let mut x: Vec<Vec<f64>> =
@@ -109,19 +109,19 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 /// Central differences of the loss in every element of every parameter.
 ///
 /// In f64 a step of 1e-4 leaves an error near 1e-9, far below f32's.
-pub fn differences(config: &GptConfig, values: &Values, tokens: &[i32], targets: &[i32], len: usize) -> Values {
+pub(crate) fn differences(config: &GptConfig, values: &Values, tokens: &[i32], targets: &[i32], len: usize) -> Values {
     const STEP: f64 = 1e-4;
     let mut moved = values.clone();
     let mut gradients = Values::new();
     for (name, old) in values {
         let mut gradient = Vec::with_capacity(old.len());
-        for at in 0..old.len() {
-            let mut loss_at = |value: f64| {
-                moved.get_mut(name).unwrap()[at] = value;
+        for (at, value) in old.iter().enumerate() {
+            let mut loss_at = |moved_to: f64| {
+                moved.get_mut(name).unwrap()[at] = moved_to;
                 Reference { config, values: &moved }.loss(tokens, targets, len)
             };
-            let rise = loss_at(old[at] + STEP) - loss_at(old[at] - STEP);
-            moved.get_mut(name).unwrap()[at] = old[at];
+            let rise = loss_at(value + STEP) - loss_at(value - STEP);
+            moved.get_mut(name).unwrap()[at] = *value;
             gradient.push(rise / (2.0 * STEP));
         }
         gradients.insert(name.clone(), gradient);

@@ -7,30 +7,27 @@ use std::{
 
 use device::{
     DType, Device, Frame, FramePlan, Machine, MemoryKind, Stream, View,
-    ops::{Accumulate, BiasGrad, Factor},
+    ops::{BiasGrad, Factor},
 };
-use model::{
-    Gpt, GptConfig, GptPlan, Microbatch, ModelError, Output,
-    stand_in::{GradOut, Param, ParamCell, Weights},
-};
-use pgroups::{Init, InitStream, PgError, Seed};
+use model::{Gpt, GptConfig, GptPlan, Microbatch, ModelError, Output};
+use pgroups::{GradOut, Init, InitStream, Param, Pass, PgError, Seed, Turn, Weights, Whole};
 
 use crate::reference::Values;
 
 /// Sizes that fit nothing evenly.
-pub fn tiny() -> GptConfig {
+pub(crate) fn tiny() -> GptConfig {
     let output = Output::Tied;
     GptConfig { layers: 2, dim: 6, heads: 2, ffn_dim: 10, vocab: 9, vocab_rows: 9, seq_len: 7, output }
 }
 
 /// Sizes that kernels cut into several tiles.
-pub fn cut() -> GptConfig {
+pub(crate) fn cut() -> GptConfig {
     let output = Output::Tied;
     GptConfig { layers: 2, dim: 96, heads: 3, ffn_dim: 384, vocab: 257, vocab_rows: 260, seq_len: 129, output }
 }
 
 /// Values far enough from the initial ones that every path of the gradient counts: no bias is 0, no norm weight 1.
-pub fn values(plan: &GptPlan, seed: u64) -> BTreeMap<String, Vec<f32>> {
+pub(crate) fn values(plan: &GptPlan, seed: u64) -> BTreeMap<String, Vec<f32>> {
     let of = |p: &model::ModelParam| {
         let std = if plan.config().dim < 32 { 0.3 } else { 0.08 };
         let mut values = vec![0.0; p.numel()];
@@ -43,12 +40,12 @@ pub fn values(plan: &GptPlan, seed: u64) -> BTreeMap<String, Vec<f32>> {
     plan.params().iter().map(of).collect()
 }
 
-pub fn exact(values: &BTreeMap<String, Vec<f32>>) -> Values {
+pub(crate) fn exact(values: &BTreeMap<String, Vec<f32>>) -> Values {
     values.iter().map(|(name, v)| (name.clone(), v.iter().map(|v| f64::from(*v)).collect())).collect()
 }
 
 /// Token ids without a pattern.
-pub fn ids(n: usize, vocab: usize, seed: u64) -> Vec<i32> {
+pub(crate) fn ids(n: usize, vocab: usize, seed: u64) -> Vec<i32> {
     (0..n as u64)
         .map(|i| (pgroups::philox_4x32_10([i as u32, 0, 0, 7], [seed as u32, 1])[0] as usize % vocab) as i32)
         .collect()
@@ -56,7 +53,7 @@ pub fn ids(n: usize, vocab: usize, seed: u64) -> Vec<i32> {
 
 /// Where gradients of a parameter go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Layout {
+pub(crate) enum Layout {
     /// Added to the main gradient; the first use in the first microbatch overwrites.
     Main,
     /// A fresh buffer each time, added to the main gradient by `grad_done`, as sharded layouts do.
@@ -65,19 +62,19 @@ pub enum Layout {
     Mixed,
 }
 
-pub struct Rig {
-    pub plan: GptPlan,
-    pub gpt: Gpt,
-    pub device: Device,
-    pub stream: Stream,
-    pub params: Vec<Param>,
-    pub loss: View,
-    /// 0 in the first microbatch, then 1; and 1.
-    keep: [View; 2],
+pub(crate) struct Rig {
+    pub(crate) plan: GptPlan,
+    pub(crate) gpt: Gpt,
+    pub(crate) device: Device,
+    pub(crate) stream: Stream,
+    pub(crate) params: Vec<Param>,
+    pub(crate) loss: View,
+    /// 0 in the first microbatch, then 1.
+    keep: View,
 }
 
 impl Rig {
-    pub fn new(machine: &Machine, config: GptConfig, values: Option<&BTreeMap<String, Vec<f32>>>) -> Rig {
+    pub(crate) fn new(machine: &Machine, config: GptConfig, values: Option<&BTreeMap<String, Vec<f32>>>) -> Rig {
         let plan = GptPlan::new(config).unwrap();
         let device = machine.device(0).unwrap();
         let stream = device.stream("compute").unwrap();
@@ -89,80 +86,79 @@ impl Rig {
                 stream.upload(&value, values[&name].clone()).unwrap();
             }
             let grad = alloc(&format!("{name}.grad"), shape, MemoryKind::Grad);
-            Param(Arc::new(ParamCell { name, value, grad }))
+            Param::new(&name, &value, &grad).unwrap()
         };
         let params: Vec<Param> = plan.params().iter().map(make).collect();
         let gpt = plan.build(&params).unwrap();
         let scalar = |label| alloc(label, &[], MemoryKind::Other);
-        let (loss, keep) = (scalar("loss"), [scalar("keep"), scalar("one")]);
-        if machine.computes() {
-            stream.upload(&keep[1], vec![1.0f32]).unwrap();
-        }
+        let (loss, keep) = (scalar("loss"), scalar("keep"));
         Rig { plan, gpt, device, stream, params, loss, keep }
     }
 
-    pub fn ids(&self, label: &str, ids: &[i32], len: usize) -> View {
+    pub(crate) fn ids(&self, label: &str, ids: &[i32], len: usize) -> View {
         let shape = [ids.len() / len, len];
         let view = self.device.alloc(label, &shape, DType::I32, MemoryKind::Other).unwrap();
         self.stream.upload(&view, ids.to_vec()).unwrap();
         view
     }
 
-    pub fn weights(&self, layout: Layout) -> Books<'_> {
-        Books { rig: self, layout, uses: HashMap::new(), out: HashMap::new(), scratch: HashMap::new() }
+    pub(crate) fn weights(&self, layout: Layout, pass: Pass) -> Books<'_> {
+        let whole = Whole::keeping(Turn::eager(pass), &self.keep);
+        Books { rig: self, layout, whole, open: HashMap::new(), scratch: HashMap::new() }
     }
 
     /// The device's flag: 0 before the first microbatch, 1 before later ones.
-    pub fn set_keep(&self, keep: f32) {
-        self.stream.upload(&self.keep[0], vec![keep]).unwrap();
+    pub(crate) fn set_keep(&self, keep: f32) {
+        self.stream.upload(&self.keep, vec![keep]).unwrap();
     }
 
     /// One microbatch, forward and backward, in `frame`.
-    pub fn run(
+    pub(crate) fn run(
         &self,
         frame: &mut Frame,
         layout: Layout,
         [tokens, targets]: [&View; 2],
         scale: f32,
     ) -> Result<(), ModelError> {
-        let mut w = self.weights(layout);
+        let mut w = self.weights(layout, Pass::Forward);
         let m = Microbatch { tokens, targets, loss: &self.loss, token_scale: Factor::Const(scale), slot: 0 };
         self.gpt.forward_loss(frame, &mut w, &m)?;
         w.settled();
+        let mut w = self.weights(layout, Pass::Backward);
         self.gpt.backward(frame, &mut w, 0)?;
         w.settled();
         Ok(())
     }
 
-    pub fn read(&self, view: &View) -> Vec<f32> {
+    pub(crate) fn read(&self, view: &View) -> Vec<f32> {
         self.stream.download(view).unwrap().wait().unwrap()
     }
 
     /// The loss and every gradient, by name.
-    pub fn results(&self) -> (f32, BTreeMap<String, Vec<f32>>) {
-        let grads = self.params.iter().map(|p| (p.name().to_owned(), self.read(&p.0.grad))).collect();
+    pub(crate) fn results(&self) -> (f32, BTreeMap<String, Vec<f32>>) {
+        let grads = self.params.iter().map(|p| (p.name().to_owned(), self.read(&p.main_grad()))).collect();
         (self.read(&self.loss)[0], grads)
     }
 }
 
 /// Loss and gradients of the mean over microbatches, which are run one after the other.
-pub struct Case<'a> {
-    pub config: GptConfig,
-    pub values: &'a BTreeMap<String, Vec<f32>>,
+pub(crate) struct Case<'a> {
+    pub(crate) config: GptConfig,
+    pub(crate) values: &'a BTreeMap<String, Vec<f32>>,
     /// Tokens and targets of each microbatch.
-    pub microbatches: &'a [(Vec<i32>, Vec<i32>)],
-    pub len: usize,
+    pub(crate) microbatches: &'a [(Vec<i32>, Vec<i32>)],
+    pub(crate) len: usize,
 }
 
-pub type Results = (Vec<f32>, BTreeMap<String, Vec<f32>>);
+pub(crate) type Results = (Vec<f32>, BTreeMap<String, Vec<f32>>);
 
 impl Case<'_> {
     /// Without a plan.
-    pub fn run(&self, machine: &Machine, layout: Layout) -> Results {
+    pub(crate) fn run(&self, machine: &Machine, layout: Layout) -> Results {
         self.run_in(machine, layout, None)
     }
 
-    pub fn run_in(&self, machine: &Machine, layout: Layout, plan: Option<&Arc<FramePlan>>) -> Results {
+    pub(crate) fn run_in(&self, machine: &Machine, layout: Layout, plan: Option<&Arc<FramePlan>>) -> Results {
         let rig = Rig::new(machine, self.config.clone(), Some(self.values));
         let mut frame = match plan {
             Some(plan) => Frame::planned(&rig.stream, plan).unwrap(),
@@ -181,7 +177,7 @@ impl Case<'_> {
     }
 
     /// The plan that a dry pass over one microbatch gives.
-    pub fn plan(&self) -> Arc<FramePlan> {
+    pub(crate) fn plan(&self) -> Arc<FramePlan> {
         let machine = Machine::dry();
         let rig = Rig::new(&machine, self.config.clone(), None);
         let mut frame = Frame::recording(&rig.stream, "frame");
@@ -193,39 +189,31 @@ impl Case<'_> {
     }
 }
 
-/// Weights that keep books: what is taken must be given back, a gradient that is asked for must be done.
-pub struct Books<'a> {
+/// [`Whole`] with books: what is taken must be given back, a gradient that is asked for must be done. Sends gradients
+/// through scratch where the layout says so.
+pub(crate) struct Books<'a> {
     rig: &'a Rig,
     layout: Layout,
-    /// Gradients asked for in this pass.
-    uses: HashMap<String, usize>,
+    whole: Whole<'a>,
     /// Takes without their give-back, gradients without their done.
-    out: HashMap<(String, &'static str), i32>,
-    scratch: HashMap<String, View>,
+    open: HashMap<(String, &'static str), i32>,
+    /// Scratch of a gradient, and where it goes when it is done.
+    scratch: HashMap<String, (View, GradOut)>,
 }
 
 impl Books<'_> {
     fn book(&mut self, p: &Param, what: &'static str, by: i32) {
-        let count = self.out.entry((p.name().to_owned(), what)).or_default();
+        let count = self.open.entry((p.name().to_owned(), what)).or_default();
         *count += by;
-        assert!(*count >= 0, "{} of {} ended before it began", what, p.name());
+        assert!(*count >= 0, "{what} of {} ended before it began", p.name());
     }
 
-    pub fn settled(&self) {
-        let left: Vec<_> = self.out.iter().filter(|(_, n)| **n != 0).collect();
+    pub(crate) fn settled(&self) {
+        let left: Vec<_> = self.open.iter().filter(|(_, n)| **n != 0).collect();
         assert!(left.is_empty(), "left open: {left:?}");
     }
 
-    /// Uses of each gradient so far.
-    pub fn uses(&self) -> &HashMap<String, usize> {
-        &self.uses
-    }
-
-    fn flag(&self, p: &Param) -> View {
-        self.rig.keep[usize::from(self.uses[p.name()] > 1)].clone()
-    }
-
-    fn scratched(&self, p: &Param) -> bool {
+    fn goes_through_scratch(&self, p: &Param) -> bool {
         match self.layout {
             Layout::Main => false,
             Layout::Scratch => true,
@@ -235,37 +223,39 @@ impl Books<'_> {
 }
 
 impl Weights for Books<'_> {
-    fn take(&mut self, p: &Param, _: &Stream) -> Result<View, PgError> {
+    fn take(&mut self, p: &Param, on: &Stream) -> Result<View, PgError> {
         self.book(p, "take", 1);
-        Ok(p.0.value.clone())
+        self.whole.take(p, on)
     }
 
-    fn give_back(&mut self, p: &Param, _: &Stream) -> Result<(), PgError> {
+    fn give_back(&mut self, p: &Param, on: &Stream) -> Result<(), PgError> {
         self.book(p, "take", -1);
-        Ok(())
+        self.whole.give_back(p, on)
     }
 
-    fn grad(&mut self, p: &Param, _: &Stream) -> Result<GradOut, PgError> {
+    fn grad(&mut self, p: &Param, on: &Stream) -> Result<GradOut, PgError> {
         self.book(p, "grad", 1);
-        *self.uses.entry(p.name().to_owned()).or_default() += 1;
-        if self.scratched(p) {
-            let shape = p.0.value.shape();
-            let scratch = self.rig.device.alloc("scratch", shape, DType::F32, MemoryKind::Grad).unwrap();
-            self.scratch.insert(p.name().to_owned(), scratch.clone());
-            return Ok(GradOut::Scratch(scratch));
+        let main = self.whole.grad(p, on)?;
+        if !self.goes_through_scratch(p) {
+            return Ok(main);
         }
-        Ok(GradOut::Main { grad: p.0.grad.clone(), keep: self.flag(p) })
+        let shape = p.main_grad().shape_value();
+        let scratch = self.rig.device.alloc("scratch", shape.dims(), DType::F32, MemoryKind::Grad).unwrap();
+        self.scratch.insert(p.name().to_owned(), (scratch.clone(), main));
+        Ok(GradOut::Scratch(scratch))
     }
 
     fn grad_done(&mut self, p: &Param, on: &Stream) -> Result<(), PgError> {
         self.book(p, "grad", -1);
-        if let Some(scratch) = self.scratch.remove(p.name()) {
-            let flat = [scratch.numel()];
-            let (dy, dbias) = (scratch.reshape(&flat).unwrap(), p.0.grad.reshape(&flat).unwrap());
-            let flag = self.flag(p);
-            let into = Accumulate::Keep(&flag);
+        if let Some((scratch, main)) = self.scratch.remove(p.name()) {
+            let ((grad, into), flat) = (main.target(), [scratch.numel()]);
+            let (dy, dbias) = (scratch.reshape(&flat).unwrap(), grad.reshape(&flat).unwrap());
             on.launch(BiasGrad { dy: &dy, dbias: &dbias, into }.op("main_grad").unwrap()).unwrap();
         }
-        Ok(())
+        self.whole.grad_done(p, on)
+    }
+
+    fn enter(&mut self, pass: Pass) -> Pass {
+        self.whole.enter(pass)
     }
 }

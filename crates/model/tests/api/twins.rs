@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use device::{DType, Frame, Fresh, Machine, Options, View, ops::Factor};
 use model::{GptConfig, GptPlan, Microbatch};
+use pgroups::Pass;
 
 use crate::rig::{Case, Layout, Results, Rig, cut, ids, tiny, values};
 
@@ -63,11 +64,13 @@ fn split(config: &GptConfig, values: &BTreeMap<String, Vec<f32>>, order: &[usize
     let (tokens, targets) = inputs(config, 2 * 7, 9);
     let (tokens, targets) = (rig.ids("tokens", &tokens, 7), rig.ids("targets", &targets, 7));
     let mut f = Frame::unplanned(&rig.stream, "frame");
-    let mut w = rig.weights(Layout::Main);
+    let mut w = rig.weights(Layout::Main, Pass::Forward);
     let token_scale = Factor::Const(1.0 / 14.0);
     let m = Microbatch { tokens: &tokens, targets: &targets, loss: &rig.loss, token_scale, slot: 3 };
     rig.set_keep(0.0);
     rig.gpt.forward_loss(&mut f, &mut w, &m).unwrap();
+    w.settled();
+    let mut w = rig.weights(Layout::Main, Pass::Backward);
     if joined {
         rig.gpt.backward(&mut f, &mut w, 3).unwrap();
     } else {
@@ -123,12 +126,12 @@ fn two_microbatches_under_way_do_not_touch_each_other() {
     for (slot, [tokens, targets]) in ids.iter().enumerate() {
         let token_scale = Factor::Const(1.0 / 28.0);
         let m = Microbatch { tokens, targets, loss: &rig.loss, token_scale, slot: slot as u32 };
-        rig.gpt.forward_loss(&mut f, &mut rig.weights(Layout::Main), &m).unwrap();
+        rig.gpt.forward_loss(&mut f, &mut rig.weights(Layout::Main, Pass::Forward), &m).unwrap();
         losses.push(rig.read(&rig.loss)[0]);
     }
     for slot in [0, 1] {
         rig.set_keep(slot as f32);
-        rig.gpt.backward(&mut f, &mut rig.weights(Layout::Main), slot).unwrap();
+        rig.gpt.backward(&mut f, &mut rig.weights(Layout::Main, Pass::Backward), slot).unwrap();
     }
     let case = Case { config, values: &values, microbatches: &batches, len: 7 };
     let apart = case.run(&Machine::cpu(2).unwrap(), Layout::Main);
@@ -150,8 +153,10 @@ fn logits_for_generation_are_those_of_training_and_ignore_what_follows() {
             let padded: Vec<i32> =
                 tokens.iter().enumerate().map(|(i, id)| if i % 7 > at { tail } else { *id }).collect();
             f.restart();
-            let view =
-                rig.gpt.logits(&mut f, &mut rig.weights(Layout::Main), &rig.ids("tokens", &padded, 7), at).unwrap();
+            let view = rig
+                .gpt
+                .logits(&mut f, &mut rig.weights(Layout::Main, Pass::Forward), &rig.ids("tokens", &padded, 7), at)
+                .unwrap();
             assert_eq!((view.shape(), view.dtype()), (&[2, 9][..], DType::F32));
             seen.push(rig.read(&view));
         }

@@ -1,18 +1,22 @@
 //! Causal attention in blocks: scores of some queries against some keys at a time, with a running maximum.
 
+use std::ops::Range;
+
 use super::{
     gemm::{Factor, product},
-    math::{self, exp_le0},
+    lanes::{Lanes, WIDTH},
+    math::{self, exp_or_zero, exp_or_zero_of},
     wide::wide,
 };
 use crate::{Args, OpError, Rows, RowsMut, ops::AttentionSpec};
 
-/// Queries of a forward block.
-const QUERIES: usize = 64;
+/// Queries of a forward block: few, because half of the last block is masked; a multiple of 6, the rows of the
+/// product's kernel, and of a vector.
+const QUERIES: usize = 48;
 /// Keys of a forward block: with the queries, scores that fit the second-level cache.
 const KEYS: usize = 512;
-/// Keys of a backward block.
-const BACK_KEYS: usize = 64;
+/// Keys of a backward block, for the same reasons.
+const BACK_KEYS: usize = 48;
 /// Queries of a backward block.
 const BACK_QUERIES: usize = 256;
 
@@ -62,9 +66,8 @@ impl Head<'_> {
                 let scores = &mut scratch[..count * width];
                 let k = Factor::transposed(self.k.block(keys.clone(), 0..d));
                 product(&mut RowsMut::of(scores, count, width), 0.0, self.scale, q, k);
-                // Keys k0..=query of each query count.
-                let visible = |row: usize| (q0 + row + 1).saturating_sub(k0).min(width);
-                soften(scores, width, count, visible(0), &mut max, &mut sum, if k0 > 0 { Some(&mut o) } else { None });
+                let place = Place { query: q0, key: k0, width };
+                soften(scores, place, count, &mut max, &mut sum, if k0 > 0 { Some(&mut o) } else { None });
                 let p = Factor::plain(Rows::of(scores, count, width));
                 let keep = if k0 > 0 { 1.0 } else { 0.0 };
                 product(&mut o, keep, 1.0, p, Factor::plain(self.v.block(keys, 0..d)));
@@ -74,32 +77,52 @@ impl Head<'_> {
     }
 }
 
+/// Where a block of scores is: its first query and key, and how many keys it has.
+#[derive(Clone, Copy)]
+struct Place {
+    query: usize,
+    key: usize,
+    width: usize,
+}
+
+impl Place {
+    /// The scores of row `r` that its query may see: keys up to its own.
+    #[inline(always)]
+    fn seen(self, r: usize) -> Range<usize> {
+        let count = (self.query + r + 1).saturating_sub(self.key).min(self.width);
+        r * self.width..r * self.width + count
+    }
+}
+
 wide! {
     /// Scores become exp(score − max) with the running maximum, 0 where masked; old outputs and sums are brought
-    /// to the new maximum. The first row sees `first` keys, each further one more.
+    /// to the new maximum.
     fn soften(
         scores: &mut [f32],
-        width: usize,
+        place: Place,
         rows: usize,
-        first: usize,
         max: &mut [f32; QUERIES],
         sum: &mut [f32; QUERIES],
         old: Option<&mut RowsMut<'_, f32>>,
     ) {
         let mut old = old;
+        let seen = |r: usize| place.seen(r);
+        // All maxima first: the way through one row is a chain of waits, and rows do not wait for each other.
+        let mut new = *max;
         for r in 0..rows {
-            let (seen, masked) = scores[r * width..(r + 1) * width].split_at_mut((first + r).min(width));
-            let largest = math::max(seen);
-            let new = if largest > max[r] { largest } else { max[r] };
-            seen.iter_mut().for_each(|s| *s = exp_le0(*s - new));
-            masked.fill(0.0);
-            let shrink = exp_le0(max[r] - new);
-            sum[r] = sum[r].mul_add(shrink, math::sum(seen));
-            max[r] = new;
+            let largest = math::max::<V>(&scores[seen(r)]);
+            new[r] = if largest > max[r] { largest } else { max[r] };
+        }
+        for r in 0..rows {
+            let own = math::exp_and_sum::<V>(&mut scores[seen(r)], None, new[r]);
+            scores[seen(r).end..(r + 1) * place.width].fill(0.0);
+            let shrink = exp_or_zero_of(max[r] - new[r]);
+            sum[r] = sum[r].mul_add(shrink, own);
             if let Some(o) = &mut old {
                 o.row_mut(r).iter_mut().for_each(|o| *o *= shrink);
             }
         }
+        *max = new;
     }
 }
 
@@ -182,7 +205,8 @@ impl Head<'_> {
                 product(&mut RowsMut::of(p, count, width), 0.0, self.scale, Factor::plain(q), Factor::transposed(k));
                 product(&mut RowsMut::of(ds, count, width), 0.0, 1.0, Factor::plain(d_o), Factor::transposed(v));
                 let delta = &scratch.delta[queries.clone()];
-                probabilities(p, ds, width, q0 + 1 - k0, &lse[queries.clone()], delta, self.scale);
+                let place = Place { query: q0, key: k0, width };
+                probabilities(p, ds, place, &lse[queries.clone()], delta, self.scale);
                 let (p, ds) = (Rows::of(p, count, width), Rows::of(ds, count, width));
                 let old = if q0 == k0 { grads.old } else { 1.0 };
                 product(&mut dv, old, 1.0, Factor::transposed(p), Factor::plain(d_o));
@@ -199,34 +223,34 @@ wide! {
     /// Σ over a head's columns of d_o·o, for each query.
     fn deltas(d_o: Rows<'_, f32>, o: Rows<'_, f32>, delta: &mut [f32]) {
         for (i, delta) in delta.iter_mut().enumerate() {
-            *delta = math::dot(d_o.row(i), o.row(i));
+            *delta = math::sums([d_o.row(i), o.row(i)], |[d_o, o]: [V; 2]| [d_o * o])[0];
         }
     }
 }
 
 wide! {
     /// Scores in `p` become probabilities, products in `ds` the gradient of the scores before their scale, both 0
-    /// where masked. The first row sees `first` keys, each further one more.
+    /// where masked.
     fn probabilities(
         p: &mut [f32],
         ds: &mut [f32],
-        width: usize,
-        first: usize,
+        place: Place,
         lse: &[f32],
         delta: &[f32],
         scale: f32,
     ) {
         for (r, (&lse, &delta)) in lse.iter().zip(delta).enumerate() {
-            let row = r * width..(r + 1) * width;
-            let seen = (first + r).min(width);
-            let (p, p_masked) = p[row.clone()].split_at_mut(seen);
-            let (ds, ds_masked) = ds[row].split_at_mut(seen);
-            for (p, ds) in p.iter_mut().zip(ds) {
-                *p = exp_le0(*p - lse);
-                *ds = *p * (*ds - delta) * scale;
+            let (lse, delta) = (V::splat(lse), V::splat(delta));
+            let (seen, end) = (place.seen(r), (r + 1) * place.width);
+            for at in seen.clone().step_by(WIDTH) {
+                let part = at..(at + WIDTH).min(seen.end);
+                let e = exp_or_zero(V::load_first(&p[part.clone()], f32::NEG_INFINITY) - lse);
+                let d = e * (V::load_first(&ds[part.clone()], 0.0) - delta) * V::splat(scale);
+                e.store_first(&mut p[part.clone()]);
+                d.store_first(&mut ds[part]);
             }
-            p_masked.fill(0.0);
-            ds_masked.fill(0.0);
+            p[seen.end..end].fill(0.0);
+            ds[seen.end..end].fill(0.0);
         }
     }
 }

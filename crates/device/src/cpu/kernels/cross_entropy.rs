@@ -2,7 +2,7 @@
 
 use super::{
     lines,
-    math::{self, exp_le0},
+    math::{self, exp_or_zero_of},
     wide::wide,
 };
 use crate::{
@@ -59,20 +59,34 @@ pub(super) fn cross_entropy(spec: &CrossEntropySpec, args: &mut Args<'_>) -> Res
     Ok(())
 }
 
+/// Elements that get a maximum of their own, so that a long row is read from memory once.
+const RUN: usize = 1024;
+
 wide! {
     /// d = scale · softmax(x), or of d itself; returns the maximum and the sum of exponentials.
     fn softmax(d: &mut [f32], x: Option<&[f32]>, scale: f32) -> (f32, f32) {
-        let max = math::max(x.unwrap_or(d));
-        match x {
-            Some(x) => d.iter_mut().zip(x).for_each(|(d, &x)| *d = exp_le0(x - max)),
-            None => d.iter_mut().for_each(|d| *d = exp_le0(*d - max)),
+        let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0);
+        let runs = d.len().div_ceil(RUN);
+        let mut maxima = [0.0; MAX_RUNS];
+        let step = if runs <= MAX_RUNS { RUN } else { d.len().div_ceil(MAX_RUNS) };
+        for (i, d) in d.chunks_mut(step).enumerate() {
+            let from = x.map(|x| &x[i * step..i * step + d.len()]);
+            maxima[i] = math::max::<V>(from.unwrap_or(d));
+            let own = math::exp_and_sum::<V>(d, from, maxima[i]);
+            let new = if maxima[i] > max { maxima[i] } else { max };
+            sum = sum * exp_or_zero_of(max - new) + own * exp_or_zero_of(maxima[i] - new);
+            max = new;
         }
-        let sum = math::sum(d);
-        let factor = scale / sum;
-        d.iter_mut().for_each(|d| *d *= factor);
+        for (d, &own) in d.chunks_mut(step).zip(&maxima) {
+            let factor = exp_or_zero_of(own - max) * (scale / sum);
+            d.iter_mut().for_each(|d| *d *= factor);
+        }
         (max, sum)
     }
 }
+
+/// Runs of a row whose maxima are kept; longer rows have longer runs.
+const MAX_RUNS: usize = 256;
 
 pub(super) fn partials(spec: &VocabPartialsSpec, args: &mut Args<'_>) -> Result<(), OpError> {
     let logits = args.rows::<f32>(0)?;
@@ -89,15 +103,16 @@ pub(super) fn partials(spec: &VocabPartialsSpec, args: &mut Args<'_>) -> Result<
 
 wide! {
     fn max_and_sum(x: &[f32]) -> (f32, f32) {
-        let max = math::max(x);
-        (max, math::fold1(x, 0.0, |a, x| a + exp_le0(x - max), |a, b| a + b))
+        let max = math::max::<V>(x);
+        let sum = x.chunks(RUN).map(|x| math::exp_and_sum::<V>(&mut [0.0; RUN][..x.len()], Some(x), max));
+        (max, sum.sum())
     }
 }
 
 pub(super) fn rescale(args: &mut Args<'_>) -> Result<(), OpError> {
     let (local, global, sum) = (args.read::<f32>(0)?, args.read::<f32>(1)?, args.write::<f32>(2)?);
     for ((sum, &local), &global) in sum.iter_mut().zip(local).zip(global) {
-        *sum *= exp_le0(local - global);
+        *sum *= exp_or_zero_of(local - global);
     }
     Ok(())
 }
@@ -132,8 +147,8 @@ wide! {
     /// d = factor · exp(x − shift), or of d itself.
     fn shifted_exp(d: &mut [f32], x: Option<&[f32]>, shift: f32, factor: f32) {
         match x {
-            Some(x) => d.iter_mut().zip(x).for_each(|(d, &x)| *d = factor * exp_le0(x - shift)),
-            None => d.iter_mut().for_each(|d| *d = factor * exp_le0(*d - shift)),
+            Some(x) => d.iter_mut().zip(x).for_each(|(d, &x)| *d = factor * exp_or_zero_of(x - shift)),
+            None => d.iter_mut().for_each(|d| *d = factor * exp_or_zero_of(*d - shift)),
         }
     }
 }

@@ -1,10 +1,6 @@
 //! Layer norm and RMS norm: each row is read from memory once and stays in cache for its passes.
 
-use super::{
-    lines, math,
-    reduce::{STRIP, column_sums},
-    wide::wide,
-};
+use super::{lanes::Lanes, lines, math, reduce::column_sums, wide::wide};
 use crate::{
     Args, OpError, Rows, RowsMut,
     ops::{
@@ -36,6 +32,32 @@ fn summed<'a>(x: &'a Rows<'_, f32>, residual: &'a mut Residual<'_>, i: usize) ->
     sum
 }
 
+/// Row `i` of what is normalised, once the sum is written.
+#[inline(always)]
+fn input<'a>(x: &'a Rows<'_, f32>, residual: &'a Residual<'_>, i: usize) -> &'a [f32] {
+    residual.as_ref().map_or(x.row(i), |(_, sum)| sum.row(i))
+}
+
+/// In one pass, by sums over distances from the mean of the first few elements. Those are part of the row, so that
+/// their mean cannot be far away against the variance: cancellation costs nothing on ordinary rows, and a factor of
+/// `x.len() / PIVOT` on the worst ones.
+#[inline(always)]
+fn mean_and_variance<V: Lanes>(x: &[f32]) -> (f32, f32) {
+    const PIVOT: usize = 32;
+    let first = &x[..PIVOT.min(x.len())];
+    let pivot = math::sum::<V>(first) / first.len() as f32;
+    let shift = V::splat(pivot);
+    let [sum, squares] = math::sums::<V, _, 1, 2>([x], |[x]| [x - shift, (x - shift) * (x - shift)]);
+    let count = 1.0 / x.len() as f32;
+    let distance = sum * count;
+    let variance = distance.mul_add(-distance, squares * count);
+    // Rounding may leave it below zero. Written so that a NaN stays.
+    (pivot + distance, if variance < 0.0 { 0.0 } else { variance })
+}
+
+/// Rows that go through each pass together: sums end in a chain of waits, and rows do not wait for each other.
+const GROUP: usize = 4;
+
 wide! {
     fn layer_norm_rows(
         x: Rows<'_, f32>,
@@ -48,14 +70,18 @@ wide! {
         eps: f32,
     ) {
         let (mut y, mut residual) = (y, residual);
-        let count = 1.0 / x.cols() as f32;
-        for i in 0..x.len() {
-            let row = summed(&x, &mut residual, i);
-            let m = math::sum(row) * count;
-            let r = 1.0 / math::sum_squares(row, m).mul_add(count, eps).sqrt();
-            (mean[i], rstd[i]) = (m, r);
-            for (((y, &x), &w), &b) in y.row_mut(i).iter_mut().zip(row).zip(weight).zip(bias) {
-                *y = ((x - m) * r).mul_add(w, b);
+        for from in (0..x.len()).step_by(GROUP) {
+            let group = from..(from + GROUP).min(x.len());
+            for i in group.clone() {
+                let (m, variance) = mean_and_variance::<V>(summed(&x, &mut residual, i));
+                (mean[i], rstd[i]) = (m, 1.0 / (variance + eps).sqrt());
+            }
+            for i in group {
+                let (m, r) = (mean[i], rstd[i]);
+                let inputs = input(&x, &residual, i).iter().zip(weight).zip(bias);
+                for (y, ((&x, &w), &b)) in y.row_mut(i).iter_mut().zip(inputs) {
+                    *y = ((x - m) * r).mul_add(w, b);
+                }
             }
         }
     }
@@ -69,13 +95,23 @@ pub(super) fn layer_norm_backward(spec: &LayerNormBackwardSpec, args: &mut Args<
     Ok(())
 }
 
-/// dx = rstd·(g − shift − x̂·slope), plus what is skipped past the norm.
+/// dx = value of (dy, x, weight), plus what is skipped past the norm.
 #[inline(always)]
-fn store_dx(dx: &mut [f32], skip: Skip, apart: Option<&[f32]>, value: impl Fn(usize) -> f32) {
+fn store_dx(
+    dx: &mut [f32],
+    skip: Skip,
+    apart: Option<&[f32]>,
+    inputs: [&[f32]; 3],
+    value: impl Fn(f32, f32, f32) -> f32,
+) {
+    let [dy, x, weight] = inputs;
+    let inputs = dy.iter().zip(x).zip(weight);
     match (skip, apart) {
-        (Skip::InPlace, _) => dx.iter_mut().enumerate().for_each(|(j, dx)| *dx += value(j)),
-        (_, Some(skip)) => dx.iter_mut().zip(skip).enumerate().for_each(|(j, (dx, s))| *dx = s + value(j)),
-        _ => dx.iter_mut().enumerate().for_each(|(j, dx)| *dx = value(j)),
+        (Skip::InPlace, _) => dx.iter_mut().zip(inputs).for_each(|(dx, ((&dy, &x), &w))| *dx += value(dy, x, w)),
+        (_, Some(skip)) => {
+            dx.iter_mut().zip(inputs).zip(skip).for_each(|((dx, ((&dy, &x), &w)), &s)| *dx = s + value(dy, x, w));
+        }
+        _ => dx.iter_mut().zip(inputs).for_each(|(dx, ((&dy, &x), &w))| *dx = value(dy, x, w)),
     }
 }
 
@@ -91,18 +127,15 @@ wide! {
         apart: Option<Rows<'_, f32>>,
     ) {
         let mut dx = dx;
-        let cols = x.cols();
-        let count = 1.0 / cols as f32;
-        let weight = &weight[..cols];
+        let count = 1.0 / x.cols() as f32;
         for i in 0..x.len() {
-            let (dy, x, m, r) = (&dy.row(i)[..cols], &x.row(i)[..cols], mean[i], rstd[i]);
-            let (shift, slope) = math::sums2(cols, |j| {
-                let g = dy[j] * weight[j];
-                (g, g * ((x[j] - m) * r))
-            });
+            let (dy, x, m, r) = (dy.row(i), x.row(i), mean[i], rstd[i]);
+            let (mean, scale) = (V::splat(m), V::splat(r));
+            let terms = |[dy, x, w]: [V; 3]| [dy * w, dy * w * ((x - mean) * scale)];
+            let [shift, slope] = math::sums([dy, x, weight], terms);
             let (shift, slope) = (shift * count, slope * count);
-            store_dx(&mut dx.row_mut(i)[..cols], skip, apart.as_ref().map(|s| &s.row(i)[..cols]), |j| {
-                r * (dy[j].mul_add(weight[j], -shift) - (x[j] - m) * r * slope)
+            store_dx(dx.row_mut(i), skip, apart.as_ref().map(|s| s.row(i)), [dy, x, weight], |dy, x, w| {
+                r * (dy.mul_add(w, -shift) - (x - m) * r * slope)
             });
         }
     }
@@ -126,15 +159,8 @@ wide! {
         dbias: &mut [f32],
         keep: Option<f32>,
     ) {
-        let add = |i: usize, at: usize, width: usize, [w, b]: &mut [[f32; STRIP]; 2]| {
-            let (m, r) = (mean[i], rstd[i]);
-            let (dy, x) = (&dy.row(i)[at..at + width], &x.row(i)[at..at + width]);
-            for l in 0..width {
-                w[l] = dy[l].mul_add((x[l] - m) * r, w[l]);
-                b[l] += dy[l];
-            }
-        };
-        column_sums(x.len(), x.cols(), add, |j, [w, b]| {
+        let term = |i: usize, [dy, x]: [V; 2]| [dy * ((x - V::splat(mean[i])) * V::splat(rstd[i])), dy];
+        column_sums::<V, 2, 2>([&dy, &x], term, |j, [w, b]| {
             lines::store(&mut dweight[j], keep, w);
             lines::store(&mut dbias[j], keep, b);
         });
@@ -160,12 +186,17 @@ wide! {
     ) {
         let (mut y, mut residual) = (y, residual);
         let count = 1.0 / x.cols() as f32;
-        for i in 0..x.len() {
-            let row = summed(&x, &mut residual, i);
-            let r = 1.0 / math::sum_squares(row, 0.0).mul_add(count, eps).sqrt();
-            rstd[i] = r;
-            for ((y, &x), &w) in y.row_mut(i).iter_mut().zip(row).zip(weight) {
-                *y = x * r * w;
+        for from in (0..x.len()).step_by(GROUP) {
+            let group = from..(from + GROUP).min(x.len());
+            for i in group.clone() {
+                let [squares] = math::sums::<V, _, 1, 1>([summed(&x, &mut residual, i)], |[x]| [x * x]);
+                rstd[i] = 1.0 / squares.mul_add(count, eps).sqrt();
+            }
+            for i in group {
+                let r = rstd[i];
+                for ((y, &x), &w) in y.row_mut(i).iter_mut().zip(input(&x, &residual, i)).zip(weight) {
+                    *y = x * r * w;
+                }
             }
         }
     }
@@ -190,14 +221,14 @@ wide! {
         apart: Option<Rows<'_, f32>>,
     ) {
         let mut dx = dx;
-        let cols = x.cols();
-        let count = 1.0 / cols as f32;
-        let weight = &weight[..cols];
+        let count = 1.0 / x.cols() as f32;
         for i in 0..x.len() {
-            let (dy, x, r) = (&dy.row(i)[..cols], &x.row(i)[..cols], rstd[i]);
-            let slope = math::sums2(cols, |j| (dy[j] * weight[j] * (x[j] * r), 0.0)).0 * count;
-            store_dx(&mut dx.row_mut(i)[..cols], skip, apart.as_ref().map(|s| &s.row(i)[..cols]), |j| {
-                r * dy[j].mul_add(weight[j], -(x[j] * r * slope))
+            let (dy, x, r) = (dy.row(i), x.row(i), rstd[i]);
+            let scale = V::splat(r);
+            let [slope] = math::sums([dy, x, weight], |[dy, x, w]: [V; 3]| [dy * w * (x * scale)]);
+            let slope = slope * count;
+            store_dx(dx.row_mut(i), skip, apart.as_ref().map(|s| s.row(i)), [dy, x, weight], |dy, x, w| {
+                r * dy.mul_add(w, -(x * r * slope))
             });
         }
     }
@@ -219,14 +250,8 @@ wide! {
         dweight: &mut [f32],
         keep: Option<f32>,
     ) {
-        let add = |i: usize, at: usize, width: usize, [w]: &mut [[f32; STRIP]; 1]| {
-            let r = rstd[i];
-            let (dy, x) = (&dy.row(i)[at..at + width], &x.row(i)[at..at + width]);
-            for l in 0..width {
-                w[l] = dy[l].mul_add(x[l] * r, w[l]);
-            }
-        };
-        column_sums(x.len(), x.cols(), add, |j, [w]| lines::store(&mut dweight[j], keep, w));
+        let term = |i: usize, [dy, x]: [V; 2]| [dy * (x * V::splat(rstd[i]))];
+        column_sums::<V, 2, 1>([&dy, &x], term, |j, [w]| lines::store(&mut dweight[j], keep, w));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Sums in a fixed order.
 
 use super::{
+    lanes::{Lanes, WIDTH},
     lines,
     math::{self, Real},
     wide::wide,
@@ -10,40 +11,96 @@ use crate::{
     ops::{BiasGradSpec, ClipFactorSpec, SquaredNorm, SumSpec},
 };
 
-/// Columns that are summed at once.
-pub(super) const STRIP: usize = 32;
-
 /// Rows whose sum is finished before it joins the total: rounding errors grow with the square root of the longer of
 /// the two chains instead of the number of rows.
 const BLOCK: usize = 64;
 
-/// Sums each column over all rows. `add(row, column, width, sums)` adds `width` columns of one row to `N` sums each.
+/// Columns whose sums are kept at once: long runs of each row, sums that stay in the first-level cache.
+const STRIP: usize = 512;
+
+/// Rows that are added before they join the sums, which then are read and written a quarter as often.
+const QUAD: usize = 4;
+
+/// Sums `N` terms of `M` matrices over all rows, for each column. `term` is given the number of the row.
 #[inline(always)]
-pub(super) fn column_sums<const N: usize>(
-    rows: usize,
-    cols: usize,
-    add: impl Fn(usize, usize, usize, &mut [[f32; STRIP]; N]),
+pub(super) fn column_sums<V: Lanes, const M: usize, const N: usize>(
+    x: [&Rows<'_, f32>; M],
+    term: impl Fn(usize, [V; M]) -> [V; N],
     mut done: impl FnMut(usize, [f32; N]),
 ) {
+    let (rows, cols) = (x[0].len(), x[0].cols());
     for at in (0..cols).step_by(STRIP) {
         let width = STRIP.min(cols - at);
         let mut totals = [[0.0; STRIP]; N];
         for from in (0..rows).step_by(BLOCK) {
-            let mut sums = [[0.0; STRIP]; N];
             let block = from..(from + BLOCK).min(rows);
-            // Two loops, so that the compiler knows the width of the usual one.
-            if width == STRIP {
-                block.for_each(|i| add(i, at, STRIP, &mut sums));
-            } else {
-                block.for_each(|i| add(i, at, width, &mut sums));
+            let mut sums = [[0.0; STRIP]; N];
+            let quads = block.len() / QUAD * QUAD;
+            for i in (block.start..block.start + quads).step_by(QUAD) {
+                add_rows::<V, M, N, QUAD>(&x, i, at, width, &term, &mut sums);
             }
-            for (total, sum) in totals.iter_mut().zip(&sums) {
-                for (total, sum) in total.iter_mut().zip(sum) {
-                    *total += sum;
-                }
+            for i in block.start + quads..block.end {
+                add_rows::<V, M, N, 1>(&x, i, at, width, &term, &mut sums);
+            }
+            for n in 0..N {
+                totals[n].iter_mut().zip(&sums[n]).for_each(|(total, sum)| *total += sum);
             }
         }
-        (0..width).for_each(|l| done(at + l, totals.map(|total| total[l])));
+        for l in 0..width {
+            let mut one = [0.0; N];
+            for n in 0..N {
+                one[n] = totals[n][l];
+            }
+            done(at + l, one);
+        }
+    }
+}
+
+/// Adds the terms of rows `i..i + R`, columns `at..at + width`.
+#[inline(always)]
+fn add_rows<V: Lanes, const M: usize, const N: usize, const R: usize>(
+    x: &[&Rows<'_, f32>; M],
+    i: usize,
+    at: usize,
+    width: usize,
+    term: &impl Fn(usize, [V; M]) -> [V; N],
+    sums: &mut [[f32; STRIP]; N],
+) {
+    let mut runs = [[&[][..]; M]; R];
+    for r in 0..R {
+        for m in 0..M {
+            runs[r][m] = &x[m].row(i + r)[at..at + width];
+        }
+    }
+    let whole = width / WIDTH * WIDTH;
+    for l in (0..whole).step_by(WIDTH) {
+        let mut terms = [[V::splat(0.0); N]; R];
+        for r in 0..R {
+            terms[r] = term(i + r, math::vectors(&runs[r], l));
+        }
+        for n in 0..N {
+            let sum: &mut [f32; WIDTH] = sums[n][l..].first_chunk_mut().expect("BUG: inside the strip");
+            *sum = (V::load(sum) + total(&terms, n)).to_array();
+        }
+    }
+    if whole < width {
+        let mut terms = [[V::splat(0.0); N]; R];
+        for r in 0..R {
+            terms[r] = term(i + r, math::padded(&runs[r], whole));
+        }
+        for n in 0..N {
+            let more = total(&terms, n).to_array();
+            sums[n][whole..width].iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        }
+    }
+}
+
+/// Term `n` of all rows, pairwise.
+#[inline(always)]
+fn total<V: Lanes, const N: usize, const R: usize>(terms: &[[V; N]; R], n: usize) -> V {
+    match R {
+        QUAD => (terms[0][n] + terms[1][n]) + (terms[2][n] + terms[3][n]),
+        _ => terms[0][n],
     }
 }
 
@@ -56,13 +113,8 @@ pub(super) fn bias_grad(spec: &BiasGradSpec, args: &mut Args<'_>) -> Result<(), 
 
 wide! {
     fn bias_grad_cols(dy: Rows<'_, f32>, dbias: &mut [f32], keep: Option<f32>) {
-        let add = |i: usize, at: usize, width: usize, [b]: &mut [[f32; STRIP]; 1]| {
-            let dy = &dy.row(i)[at..at + width];
-            for l in 0..width {
-                b[l] += dy[l];
-            }
-        };
-        column_sums(dy.len(), dy.cols(), add, |j, [b]| lines::store(&mut dbias[j], keep, b));
+        let term = |_: usize, dy: [V; 1]| dy;
+        column_sums::<V, 1, 1>([&dy], term, |j, [b]| lines::store(&mut dbias[j], keep, b));
     }
 }
 
@@ -98,7 +150,7 @@ wide! {
     fn squares[T: Real](x: &[T]) -> f64 {
         let mut total = 0.0;
         for run in x.chunks(RUN) {
-            total += f64::from(math::sums2(run.len(), |j| (run[j].load() * run[j].load(), 0.0)).0);
+            total += f64::from(math::sums([run], |[x]: [V; 1]| [x * x])[0]);
         }
         total
     }
