@@ -142,7 +142,7 @@ fn a_rank_that_never_builds_is_named() {
 fn communicators_in_two_orders_on_one_stream_are_told_apart() {
     let errors = failing(2, |rank| {
         let needs = Needs {
-            custom: vec![custom("a", &[&[0, 1]]).custom, custom("b", &[&[1, 0]]).custom].concat(),
+            custom: [custom("a", &[&[0, 1]]).custom, custom("b", &[&[1, 0]]).custom].concat(),
             ..Needs::default()
         };
         let groups = ProcessGroups::build(&rank, &flat(2), &needs)?;

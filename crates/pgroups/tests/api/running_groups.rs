@@ -38,7 +38,7 @@ fn two_collections_of_other_layouts_never_use_each_others_groups() {
             let needs = Needs::keys([Key::TP, Key::DP]);
             let a = ProcessGroups::build(&rank, &layout(4, "tp=2,dp=2"), &needs)?;
             let b = ProcessGroups::build(&rank, &crossed(), &needs)?;
-            let tp = |groups: &ProcessGroups| groups.get(&Key::TP, "linear").map(Group::clone);
+            let tp = |groups: &ProcessGroups| groups.get(&Key::TP, "linear").cloned();
             let (a, b) = (tp(&a)?, tp(&b)?);
             let peers = |lists: [[u32; 2]; 2]| lists.into_iter().find(|list| list.contains(&rank.global.0)).unwrap();
             assert_eq!(members(&a), peers([[0, 1], [2, 3]]));
@@ -304,9 +304,9 @@ fn one_rank_of_sixty_four_is_planned_alone() {
     let want = ["all_gather", "reduce_scatter", "reduce_scatter", "all_gather", "broadcast", "all_reduce", "barrier"];
     assert_eq!(kinds, want);
     // In place, 24 bytes of 192 are this rank's own; it is tp place 5.
-    assert_eq!(seen[0].2..=seen[0].3, 24..=192);
-    assert_eq!(seen[1].2..=seen[1].3, 192..=24);
-    assert_eq!(seen[2].2..=seen[2].3, 192..=24);
+    assert_eq!((seen[0].2, seen[0].3), (24, 192));
+    assert_eq!((seen[1].2, seen[1].3), (192, 24));
+    assert_eq!((seen[2].2, seen[2].3), (192, 24));
 }
 
 #[test]

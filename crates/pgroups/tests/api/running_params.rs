@@ -159,9 +159,7 @@ fn a_parameter_is_an_object_and_not_a_name() {
     let one = Param::new("w", &value, &grad).unwrap();
     let other = Param::new("w", &value, &grad).unwrap();
     assert!(one == one.clone() && one != other);
-    let set: std::collections::HashSet<Param> = [one.clone(), one.clone(), other].into();
-    assert_eq!(set.len(), 2);
-    drop(set);
+    assert!(one.id() == one.clone().id() && one.id() != other.id());
     let weak = one.downgrade();
     assert!(weak.upgrade().is_some_and(|again| again == one));
     drop(one);
