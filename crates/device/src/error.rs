@@ -394,7 +394,8 @@ pub enum Error {
 impl Error {
     /// This failure only repeats that of another rank.
     pub fn is_echo(&self) -> bool {
-        matches!(self, Error::PeerGone { how: Departure::Failed(_) | Departure::Panicked, .. })
+        // Whoever returned early has no error of its own to tell.
+        matches!(self, Error::PeerGone { how, .. } if *how != Departure::Returned)
     }
 }
 

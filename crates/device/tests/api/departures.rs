@@ -132,6 +132,7 @@ fn check_departure(driver: &Driver, leave: Leave, arrived_first: bool) {
     let error = s0.synchronize().unwrap_err();
     let Error::PeerGone { rank: 1, seq: 0, group, how: told, .. } = &error else { panic!("{error}") };
     assert_eq!((&group[..], told), ("tp", &how));
+    assert_eq!(error.is_echo(), how != Departure::Returned, "only who returned has no error of its own");
     assert!(begin.elapsed() < LIMIT / 2, "told after {:?}", begin.elapsed());
 }
 
