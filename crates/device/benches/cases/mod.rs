@@ -88,19 +88,6 @@ impl Bench {
         self.stream.synchronize()
     }
 
-    /// The limit for products.
-    pub(crate) fn square(&self) -> Result<Op, Error> {
-        let [a, b, c] = [self.f32(&[1536, 1536])?, self.f32(&[1536, 1536])?, self.f32(&[1536, 1536])?];
-        let finish = Finish::Into(Accumulate::Overwrite);
-        Gemm { a: &a, b: &b, c: &c, trans: Trans::Nt, finish }.op("limit")
-    }
-
-    /// The limit for everything else: a copy that moves `bytes`, half read, half written.
-    pub(crate) fn copy(&self, bytes: usize) -> Result<Op, Error> {
-        let [x, y] = [self.f32(&[bytes / 8])?, self.f32(&[bytes / 8])?];
-        Cast { x: &x, y: &y }.op("limit")
-    }
-
     pub(crate) fn cases(&self) -> Result<Vec<Case>, Error> {
         let mut all = self.products()?;
         all.extend(self.attention()?);
