@@ -19,7 +19,11 @@ use crate::{
 
 /// Streams, events, memory and ids of one rank. Cloning gives another handle of the same device.
 #[derive(Clone)]
-pub struct Device(pub(crate) Arc<DeviceInner>);
+pub struct Device(Arc<Owner>);
+
+/// Shared by all handles of a device, of its streams and of its events: when it goes, the rank is free again, also if
+/// a worker still holds what it has just finished.
+pub(crate) struct Owner(Arc<DeviceInner>);
 
 pub(crate) struct DeviceInner {
     pub(crate) machine: Arc<MachineInner>,
@@ -93,6 +97,12 @@ impl DeviceInner {
         first
     }
 
+    /// Some stream stands in a joint operation that others must complete.
+    pub(crate) fn waits_for_peers(&self) -> bool {
+        let live: Vec<_> = lock(&self.streams).live.iter().filter_map(Weak::upgrade).collect();
+        live.iter().any(|stream| stream.at_joint.load(Ordering::Acquire))
+    }
+
     pub(crate) fn op_ref(&self, op: &Op, stream: u32, seq: u64) -> OpRef {
         self.op_ref_of(op.name, op.site.as_str(), stream, seq)
     }
@@ -119,14 +129,26 @@ impl DeviceInner {
 }
 
 impl Device {
+    pub(crate) fn new(inner: DeviceInner) -> Device {
+        Device(Arc::new(Owner(Arc::new(inner))))
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<DeviceInner> {
+        &self.0.0
+    }
+
+    pub(crate) fn owner(&self) -> Weak<Owner> {
+        Arc::downgrade(&self.0)
+    }
+
     /// The rank.
     pub fn rank(&self) -> u32 {
-        self.0.rank
+        self.inner().rank
     }
 
     /// The machine.
     pub fn machine(&self) -> Machine {
-        Machine(self.0.machine.clone())
+        Machine(self.inner().machine.clone())
     }
 
     /// Opens a stream.
@@ -134,16 +156,16 @@ impl Device {
     /// # Errors
     /// The sticky error.
     pub fn stream(&self, name: &str) -> Result<Stream, Error> {
-        self.0.check()?;
-        let mut streams = lock(&self.0.streams);
+        self.inner().check()?;
+        let mut streams = lock(&self.inner().streams);
         let index = streams.names.len() as u32;
         streams.names.push(name.to_owned());
-        let inner = Arc::new(StreamInner::new(self.0.clone(), index, name.to_owned()));
+        let inner = Arc::new(StreamInner::new(self.inner().clone(), index, name.to_owned()));
         streams.live.retain(|s| s.strong_count() > 0);
         streams.live.push(Arc::downgrade(&inner));
         drop(streams);
-        self.0.machine.engine.open(&inner);
-        Ok(Stream::open(inner))
+        self.inner().machine.engine.open(&inner);
+        Ok(Stream::open(inner, self.clone()))
     }
 
     /// Makes an event, not recorded yet.
@@ -157,23 +179,23 @@ impl Device {
     /// # Errors
     /// The sticky error; [`Error::Reshape`] with more than four dimensions.
     pub fn alloc(&self, label: &str, shape: &[usize], dtype: DType, kind: MemoryKind) -> Result<View, Error> {
-        self.0.check()?;
+        self.inner().check()?;
         let shape = Shape::new(shape).ok_or_else(|| Error::Reshape {
             label: label.to_owned(),
             from: Vec::new(),
             to: shape.to_vec(),
         })?;
         let bytes = shape.numel() * dtype.size_bytes();
-        let machine = &self.0.machine;
+        let machine = &self.inner().machine;
         let alloc = Arc::new(Allocation {
-            rank: self.0.rank,
-            id: self.0.allocations.fetch_add(1, Ordering::Relaxed),
+            rank: self.inner().rank,
+            id: self.inner().allocations.fetch_add(1, Ordering::Relaxed),
             label: label.to_owned(),
             bytes,
             kind,
             storage: machine.engine.computes().then(|| Storage::new(bytes, machine.options.fresh)),
         });
-        let mut ledger = lock(&self.0.ledger);
+        let mut ledger = lock(&self.inner().ledger);
         ledger.retain(|a| a.strong_count() > 0);
         ledger.push(Arc::downgrade(&alloc));
         Ok(View::whole(alloc, shape, dtype))
@@ -181,7 +203,7 @@ impl Device {
 
     /// All memory that lives, in the order of allocation.
     pub fn memory(&self) -> Vec<MemoryUse> {
-        let live = lock(&self.0.ledger).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        let live = lock(&self.inner().ledger).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
         live.iter().map(|a| MemoryUse { id: a.id, label: a.label.clone(), bytes: a.bytes, kind: a.kind }).collect()
     }
 
@@ -200,22 +222,24 @@ impl Device {
     /// The sticky error: the root cause where there is one. [`Error::Timeout`] or [`Error::Deadlock`], which name
     /// who is missing.
     pub fn synchronize(&self) -> Result<(), Error> {
-        self.0.check()?;
-        let live: Vec<Arc<StreamInner>> = lock(&self.0.streams).live.iter().filter_map(Weak::upgrade).collect();
+        self.inner().check()?;
+        let live: Vec<Arc<StreamInner>> = lock(&self.inner().streams).live.iter().filter_map(Weak::upgrade).collect();
+        // A stream whose last handle is gone has said what it did not run.
+        let live: Vec<_> = live.into_iter().filter(|s| !s.cancelled.load(Ordering::Acquire)).collect();
         let marks: Vec<_> = live.iter().map(|s| (s.mark(), s)).collect();
         for (mark, stream) in marks {
-            self.0.wait(&mark, &stream.name)?;
+            self.inner().wait(&mark, &stream.name)?;
             stream.inbox.sweep();
         }
-        self.0.check()
+        self.inner().check()
     }
 
     /// The sticky error, if there is one.
     pub fn error(&self) -> Option<Error> {
-        self.0.check().err()
+        self.inner().check().err()
     }
 
     pub(crate) fn wait_host(&self, mark: &Arc<Mark>, what: &str) -> Result<(), Error> {
-        self.0.wait(mark, what)
+        self.inner().wait(mark, what)
     }
 }

@@ -38,6 +38,11 @@ impl Engine {
         }
     }
 
+    /// Threads of its own hold streams for a while.
+    pub(crate) fn has_workers(&self) -> bool {
+        matches!(self, Engine::Cpu(_))
+    }
+
     pub(crate) fn open(&self, stream: &Arc<StreamInner>) {
         match self {
             Engine::Cpu(_) => {}

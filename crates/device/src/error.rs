@@ -34,7 +34,7 @@ pub enum Departure {
     Returned,
     /// Its program panicked.
     Panicked,
-    /// Its device failed; this is the failure, as text.
+    /// Its device or its program failed; this is the failure, as text.
     Failed(String),
     /// Its stream was dropped with work in it.
     Dropped,
@@ -45,7 +45,7 @@ impl fmt::Display for Departure {
         match self {
             Departure::Returned => f.write_str("its program returned"),
             Departure::Panicked => f.write_str("its program panicked"),
-            Departure::Failed(cause) => write!(f, "its device failed: {cause}"),
+            Departure::Failed(cause) => write!(f, "it failed: {cause}"),
             Departure::Dropped => f.write_str("its stream was dropped with work queued"),
         }
     }
@@ -154,12 +154,16 @@ pub enum Error {
         event: String,
     },
     /// A member of a group has left or failed; its peers cannot go on.
-    #[error("rank {rank} is gone from group '{group}': {how}")]
+    #[error("rank {rank} is gone, so {what} #{seq} on group '{group}' cannot happen: {how}")]
     PeerGone {
         /// The rank that failed first.
         rank: u32,
-        /// Group in which it was missed.
+        /// Group in which it, or someone who waited for it, was missed.
         group: String,
+        /// What this rank asked for there.
+        what: String,
+        /// Position in the group's sequence.
+        seq: u64,
         /// How it left.
         how: Departure,
     },
@@ -279,7 +283,7 @@ pub enum Error {
     },
     /// An operation declares two accesses that conflict with each other.
     #[error(
-        "{op}@{site}: accesses {first} and {second} both touch '{label}' and one writes; declare one update instead"
+        "{op}@{site}: accesses {first} and {second} both touch '{label}' and one writes; declare one update, or make it two operations"
     )]
     SelfConflict {
         /// Operation.

@@ -50,6 +50,23 @@ impl Exchange {
             Exchange::SendRecv => "send_recv",
         }
     }
+
+    /// What [`Stream::joint`](crate::Stream::joint) would refuse of `member` of `n`, for whoever plans calls that
+    /// meet nobody.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`], [`Error::ElementType`], [`Error::Strided`] or [`Error::Setting`].
+    pub fn check(self, n: u32, member: u32, site: &Site, accesses: &[Access]) -> Result<(), Error> {
+        check_exchange(self, n as usize, member as usize, site, accesses).map(|_| ())
+    }
+
+    /// As [`Exchange::check`], of [`Stream::joint_all`](crate::Stream::joint_all).
+    ///
+    /// # Errors
+    /// Those of [`Exchange::check`]; [`Error::SelfConflict`].
+    pub fn check_all(exchanges: &[(Exchange, Vec<Access>)], n: u32, member: u32, site: &Site) -> Result<(), Error> {
+        Request::several(exchanges, n as usize, member as usize, site).map(|_| ())
+    }
 }
 
 /// What a member asks for: members of one joint operation must ask for the same.
@@ -70,6 +87,85 @@ impl fmt::Display for Signature {
             _ => {}
         }
         write!(f, " of {} {}", self.part, self.dtype)
+    }
+}
+
+/// What one call of a member asks for: an exchange, or several that happen together.
+pub(crate) struct Request {
+    first: Signature,
+    /// Empty for most calls, so that they allocate nothing here.
+    more: Vec<Further>,
+}
+
+/// A further exchange of the same call, and the first of its accesses.
+struct Further {
+    signature: Signature,
+    from: usize,
+}
+
+impl Request {
+    pub(crate) fn one(signature: Signature) -> Request {
+        Request { first: signature, more: Vec::new() }
+    }
+
+    /// None for an empty list.
+    pub(crate) fn several(
+        exchanges: &[(Exchange, Vec<Access>)],
+        n: usize,
+        member: usize,
+        site: &Site,
+    ) -> Result<Option<Request>, Error> {
+        let mut request: Option<Request> = None;
+        let mut seen: Vec<&Access> = Vec::new();
+        for (exchange, accesses) in exchanges {
+            let signature = check_exchange(*exchange, n, member, site, accesses)?;
+            let from = seen.len();
+            for (second, b) in accesses.iter().enumerate() {
+                // They run side by side, so one may not write what another touches.
+                if let Some(first) = seen.iter().position(|a| a.conflicts(b)) {
+                    let (site, label) = (site.as_str().to_owned(), b.view.label().to_owned());
+                    return Err(Error::SelfConflict { op: "coalesced", site, first, second: from + second, label });
+                }
+            }
+            seen.extend(accesses);
+            match &mut request {
+                None => request = Some(Request::one(signature)),
+                Some(request) => request.more.push(Further { signature, from }),
+            }
+        }
+        Ok(request)
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        if self.more.is_empty() { self.first.exchange.name() } else { "coalesced" }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        1 + self.more.len()
+    }
+
+    /// Members may bring other numbers of accesses (in place or not), but must ask for the same exchanges.
+    pub(crate) fn agrees_with(&self, other: &Request) -> bool {
+        self.signatures().eq(other.signatures())
+    }
+
+    /// Exchange `i`, and its accesses out of the call's.
+    pub(crate) fn part<'a>(&self, i: usize, accesses: &'a [Access]) -> (Exchange, &'a [Access]) {
+        let from = if i == 0 { 0 } else { self.more[i - 1].from };
+        let to = self.more.get(i).map_or(accesses.len(), |next| next.from);
+        let signature = if i == 0 { self.first } else { self.more[i - 1].signature };
+        (signature.exchange, &accesses[from..to])
+    }
+
+    fn signatures(&self) -> impl Iterator<Item = Signature> {
+        std::iter::once(self.first).chain(self.more.iter().map(|further| further.signature))
+    }
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.first.fmt(f)?;
+        self.more.iter().try_for_each(|further| write!(f, " + {}", further.signature))
     }
 }
 

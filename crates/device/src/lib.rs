@@ -42,6 +42,6 @@ pub use self::region::Region;
 pub use self::shape::Shape;
 pub use self::sim::{Explored, explore};
 pub use self::stream::Stream;
-pub use self::trace::{Trace, TraceAccess, TraceEvent, WaitOutcome};
+pub use self::trace::{Trace, TraceAccess, TraceEvent, WaitOutcome, Work};
 pub use self::view::{Allocation, MemoryKind, View};
 pub use self::why::Why;

@@ -6,13 +6,14 @@ use std::{
         Arc, Mutex, MutexGuard, RwLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use crate::{
     Departure, Device, Error, Fresh, Meeting, Pending, Trace, Why,
     cpu::CpuEngine,
-    device::DeviceInner,
+    device::{DeviceInner, Owner},
     engine::Engine,
     meeting::{Arrival, MeetingInner},
     sim::{Chooser, SimEngine},
@@ -48,7 +49,7 @@ pub(crate) struct MachineInner {
     pub(crate) progress: AtomicU64,
     any_dropped: AtomicBool,
     dropped: RwLock<BTreeSet<Why>>,
-    devices: Mutex<BTreeMap<u32, Weak<DeviceInner>>>,
+    devices: Mutex<BTreeMap<u32, Weak<Owner>>>,
     meetings: Mutex<Meetings>,
 }
 
@@ -58,6 +59,9 @@ struct Meetings {
     /// Ranks that left, and the root of it.
     gone: BTreeMap<u32, (u32, Departure)>,
 }
+
+/// How long a device may outlive its handles in the hands of workers.
+const LINGER: Duration = Duration::from_millis(100);
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|poison| poison.into_inner())
@@ -137,13 +141,21 @@ impl Machine {
     /// [`Error::RankTaken`] while another device of that rank lives.
     pub fn device(&self, rank: u32) -> Result<Device, Error> {
         let mut devices = lock(&self.0.devices);
-        if devices.get(&rank).is_some_and(|d| d.strong_count() > 0) {
+        let taken = || devices.get(&rank).is_some_and(|d| d.strong_count() > 0);
+        if self.0.engine.has_workers() {
+            // A worker lets go of a stream a moment after the host has seen its last operation done.
+            let begin = Instant::now();
+            while taken() && begin.elapsed() < LINGER {
+                thread::sleep(Duration::from_micros(100));
+            }
+        }
+        if taken() {
             return Err(Error::RankTaken { rank });
         }
-        let inner = Arc::new(DeviceInner::new(self.0.clone(), rank));
-        devices.insert(rank, Arc::downgrade(&inner));
+        let device = Device::new(DeviceInner::new(self.0.clone(), rank));
+        devices.insert(rank, device.owner());
         lock(&self.0.meetings).gone.remove(&rank);
-        Ok(Device(inner))
+        Ok(device)
     }
 
     /// Opens the meeting place `name` of `members` (ranks in the order of the group) for `rank`. All members open it
@@ -276,7 +288,13 @@ impl MachineInner {
 }
 
 fn echo(arrival: &Arrival, root: u32, how: &Departure) -> bool {
-    let device = &arrival.stream.device;
-    device.rank != root
-        && device.set_error(Error::PeerGone { rank: root, group: arrival.body.meeting.name.clone(), how: how.clone() })
+    let (device, body) = (&arrival.stream.device, &arrival.body);
+    let gone = || Error::PeerGone {
+        rank: root,
+        group: body.meeting.name.clone(),
+        what: body.request.to_string(),
+        seq: body.group_seq,
+        how: how.clone(),
+    };
+    device.rank != root && device.set_error(gone())
 }

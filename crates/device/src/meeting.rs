@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     Access, Asked, Departure, PendingJoint, Site,
-    exchange::{Exchange, Signature},
+    exchange::{Piece, Request, pieces},
     stream::StreamInner,
 };
 
@@ -17,8 +17,7 @@ pub(crate) struct JointBody {
     pub(crate) member: usize,
     /// Position in the group's sequence: this member's calls in the order of submission.
     pub(crate) group_seq: u64,
-    pub(crate) signature: Signature,
-    pub(crate) name: &'static str,
+    pub(crate) request: Request,
     pub(crate) site: Site,
     pub(crate) accesses: Vec<Access>,
     /// Index of the stream, and position in it.
@@ -27,8 +26,21 @@ pub(crate) struct JointBody {
 }
 
 impl JointBody {
-    pub(crate) fn exchange(&self) -> Exchange {
-        self.signature.exchange
+    pub(crate) fn name(&self) -> &'static str {
+        self.request.name()
+    }
+}
+
+/// What has to move when all of `arrivals`, in the order of the members, have come and agree.
+pub(crate) fn pieces_of(arrivals: &[Arrival]) -> Vec<Piece> {
+    let request = &arrivals[0].body.request;
+    let part = |i: usize| {
+        let lists: Vec<&[Access]> = arrivals.iter().map(|a| a.body.request.part(i, &a.body.accesses).1).collect();
+        pieces(request.part(i, &arrivals[0].body.accesses).0, &lists)
+    };
+    match request.len() {
+        1 => part(0),
+        len => (0..len).flat_map(part).collect(),
     }
 }
 
@@ -55,6 +67,9 @@ pub(crate) struct MeetingInner {
     pub(crate) name: String,
     /// Ranks, in the order of the group.
     pub(crate) members: Vec<u32>,
+    /// By member: the number of its next call. Here and not in the handle: a member that opens the place twice still
+    /// has one sequence.
+    next: Vec<Arc<Mutex<u64>>>,
     state: Mutex<MeetingState>,
 }
 
@@ -75,7 +90,8 @@ struct Call {
 
 impl MeetingInner {
     pub(crate) fn new(name: String, members: Vec<u32>, gone: Option<(u32, Departure)>) -> Self {
-        MeetingInner { name, members, state: Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone }) }
+        let next = members.iter().map(|_| Arc::default()).collect();
+        MeetingInner { name, members, next, state: Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, MeetingState> {
@@ -108,11 +124,11 @@ impl MeetingInner {
             state.first += 1;
         }
         drop(state);
-        let want = arrivals[0].body.signature;
-        if arrivals.iter().all(|a| a.body.signature == want) {
+        let want = &arrivals[0].body.request;
+        if arrivals.iter().all(|a| a.body.request.agrees_with(want)) {
             Met::Ready(arrivals)
         } else {
-            let asked = arrivals.iter().map(|a| (a.stream.device.rank, a.body.signature.to_string()));
+            let asked = arrivals.iter().map(|a| (a.stream.device.rank, a.body.request.to_string()));
             let asked = Asked(asked.collect());
             Met::Disagree { arrivals, asked }
         }
@@ -143,7 +159,7 @@ impl MeetingInner {
             .map(|(i, call)| PendingJoint {
                 group: self.name.clone(),
                 seq: state.first + i as u64,
-                what: call.arrivals.iter().flatten().next().map_or_else(String::new, |a| a.body.signature.to_string()),
+                what: call.arrivals.iter().flatten().next().map_or_else(String::new, |a| a.body.request.to_string()),
                 arrived: split(call, true),
                 missing: split(call, false),
             })
@@ -161,7 +177,8 @@ pub struct Meeting {
 
 impl Meeting {
     pub(crate) fn open(inner: Arc<MeetingInner>, member: usize) -> Meeting {
-        Meeting { inner, member, next: Arc::default() }
+        let next = inner.next[member].clone();
+        Meeting { inner, member, next }
     }
 
     /// Ranks, in the order of the group.

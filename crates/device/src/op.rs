@@ -133,4 +133,12 @@ impl Op {
     ) -> Op {
         Op { name, site: site.into(), accesses, launch: Launch::Host(Arc::new(run)) }
     }
+
+    /// Floating-point operations, multiply and add counted separately; 0 for a user's own operation.
+    pub fn flops(&self) -> u64 {
+        match &self.launch {
+            Launch::Kernel(kernel) => kernel.flops(&self.accesses),
+            Launch::Host(_) => 0,
+        }
+    }
 }

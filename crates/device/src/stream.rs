@@ -11,7 +11,7 @@ use crate::{
     device::DeviceInner,
     download::Download,
     event::Bound,
-    exchange::check_exchange,
+    exchange::{Request, check_exchange},
     handoff::{self, Inbox},
     meeting::JointBody,
 };
@@ -111,15 +111,18 @@ impl StreamInner {
 #[derive(Clone)]
 pub struct Stream(Arc<Handle>);
 
-struct Handle(Arc<StreamInner>);
+struct Handle {
+    inner: Arc<StreamInner>,
+    device: Device,
+}
 
 impl Stream {
-    pub(crate) fn open(inner: Arc<StreamInner>) -> Stream {
-        Stream(Arc::new(Handle(inner)))
+    pub(crate) fn open(inner: Arc<StreamInner>, device: Device) -> Stream {
+        Stream(Arc::new(Handle { inner, device }))
     }
 
     fn inner(&self) -> &Arc<StreamInner> {
-        &self.0.0
+        &self.0.inner
     }
 
     /// Name given when the stream was made.
@@ -134,7 +137,7 @@ impl Stream {
 
     /// The device it belongs to.
     pub fn device(&self) -> Device {
-        Device(self.inner().device.clone())
+        self.0.device.clone()
     }
 
     /// Rank of that device.
@@ -160,6 +163,7 @@ impl Stream {
             seq,
             name: op.name,
             site: op.site.as_str().to_owned(),
+            flops: op.flops(),
             accesses: op.accesses.iter().map(TraceAccess::from).collect(),
         });
         let body = Arc::new(OpBody { op, stream: inner.index, seq });
@@ -253,16 +257,50 @@ impl Stream {
         site: impl Into<Site>,
         accesses: Vec<Access>,
     ) -> Result<(), Error> {
-        let inner = self.inner();
-        inner.device.check()?;
         let site = site.into();
-        let rank = inner.device.rank;
-        if meeting.inner.members[meeting.member] != rank {
-            let what = format!("place {} of group '{}'", meeting.member, meeting.inner.name);
-            return Err(Error::Foreign { what, owner: meeting.inner.members[meeting.member], used_by: rank });
-        }
-        check_owner(&accesses, rank)?;
+        self.check_member(meeting, &accesses)?;
         let signature = check_exchange(exchange, meeting.inner.members.len(), meeting.member, &site, &accesses)?;
+        self.meet(meeting, Request::one(signature), site, accesses);
+        Ok(())
+    }
+
+    /// Submits several exchanges as one call of a joint operation: they take one number of the meeting's sequence and
+    /// happen together, in no order among each other. All members submit the same list.
+    ///
+    /// # Errors
+    /// As [`Stream::joint`]; [`Error::SelfConflict`] when an exchange writes what another one touches. Nothing is
+    /// queued then, nor for an empty list.
+    pub fn joint_all(
+        &self,
+        meeting: &Meeting,
+        site: impl Into<Site>,
+        exchanges: Vec<(Exchange, Vec<Access>)>,
+    ) -> Result<(), Error> {
+        let site = site.into();
+        for (_, accesses) in &exchanges {
+            self.check_member(meeting, accesses)?;
+        }
+        let request = Request::several(&exchanges, meeting.inner.members.len(), meeting.member, &site)?;
+        if let Some(request) = request {
+            let accesses = exchanges.into_iter().flat_map(|(_, accesses)| accesses).collect();
+            self.meet(meeting, request, site, accesses);
+        }
+        Ok(())
+    }
+
+    fn check_member(&self, meeting: &Meeting, accesses: &[Access]) -> Result<(), Error> {
+        let device = &self.inner().device;
+        device.check()?;
+        let owner = meeting.inner.members[meeting.member];
+        if owner != device.rank {
+            let what = format!("place {} of group '{}'", meeting.member, meeting.inner.name);
+            return Err(Error::Foreign { what, owner, used_by: device.rank });
+        }
+        check_owner(accesses, device.rank)
+    }
+
+    fn meet(&self, meeting: &Meeting, request: Request, site: Site, accesses: Vec<Access>) {
+        let inner = self.inner();
         let mut submit = inner.lock();
         // Held until the call is queued: two streams must not swap two numbers.
         let mut next = meeting.next.lock().unwrap_or_else(|poison| poison.into_inner());
@@ -270,12 +308,12 @@ impl Stream {
         *next += 1;
         let seq = submit.take();
         inner.device.machine.tracer.add(|| TraceEvent::Joint {
-            rank,
+            rank: inner.device.rank,
             stream: inner.index,
             seq,
             group: meeting.inner.name.clone(),
             group_seq,
-            what: signature.to_string(),
+            what: request.to_string(),
             site: site.as_str().to_owned(),
             accesses: accesses.iter().map(TraceAccess::from).collect(),
         });
@@ -283,15 +321,13 @@ impl Stream {
             meeting: meeting.inner.clone(),
             member: meeting.member,
             group_seq,
-            signature,
-            name: exchange.name(),
+            request,
             site,
             accesses,
             stream: inner.index,
             seq,
         };
         inner.device.machine.engine.push(inner, Item::Joint(Arc::new(body)));
-        Ok(())
     }
 
     /// Copies host values into `view`, in row-major order, when the stream gets there.
@@ -338,7 +374,7 @@ impl Stream {
         }
         let (op, slot) = Download::op(view);
         self.launch(op)?;
-        Ok(Download::new(Device(self.inner().device.clone()), view.label(), slot, self.inner().mark()))
+        Ok(Download::new(self.device(), view.label(), slot, self.inner().mark()))
     }
 
     /// The host waits for all that was submitted to this stream.
@@ -356,7 +392,7 @@ impl Stream {
 
     fn own_event(&self, event: &Event) -> Result<(), Error> {
         let device = &self.inner().device;
-        if Arc::ptr_eq(device, &event.0.device.0) {
+        if Arc::ptr_eq(device, event.0.device.inner()) {
             return Ok(());
         }
         Err(Error::Foreign {
@@ -369,7 +405,7 @@ impl Stream {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let inner = &self.0;
+        let inner = &self.inner;
         let machine = &inner.device.machine;
         inner.cancelled.store(true, Ordering::Release);
         if inner.at_joint.load(Ordering::Acquire) {

@@ -64,6 +64,8 @@ pub enum TraceEvent {
         name: &'static str,
         /// Place in the model.
         site: String,
+        /// Floating-point operations; 0 for a user's own operation.
+        flops: u64,
         /// Declared accesses.
         accesses: Vec<TraceAccess>,
     },
@@ -158,8 +160,8 @@ impl fmt::Display for TraceEvent {
             })
         };
         match self {
-            TraceEvent::Op { rank, stream, seq, name, site, accesses: list } => {
-                write!(f, "op {rank}.{stream}.{seq} {name}@{site}")?;
+            TraceEvent::Op { rank, stream, seq, name, site, flops, accesses: list } => {
+                write!(f, "op {rank}.{stream}.{seq} {name}@{site} flops={flops}")?;
                 accesses(f, list)
             }
             TraceEvent::Joint { rank, stream, seq, group, group_seq, what, site, accesses: list } => {
@@ -187,7 +189,40 @@ pub struct Trace {
     pub events: Vec<TraceEvent>,
 }
 
+/// What a rank asked its device to do: sums over a trace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Operations and calls of joint operations.
+    pub operations: u64,
+    /// Floating-point operations of the known kernels, multiply and add counted separately.
+    pub flops: u64,
+    /// Bytes declared as read, updates included.
+    pub bytes_read: u64,
+    /// Bytes declared as written, updates included.
+    pub bytes_written: u64,
+}
+
 impl Trace {
+    /// The work of `rank`.
+    pub fn work(&self, rank: u32) -> Work {
+        let mut work = Work::default();
+        for event in &self.events {
+            let (list, flops) = match event {
+                TraceEvent::Op { rank: r, accesses, flops, .. } if *r == rank => (accesses, *flops),
+                TraceEvent::Joint { rank: r, accesses, .. } if *r == rank => (accesses, 0),
+                _ => continue,
+            };
+            work.operations += 1;
+            work.flops += flops;
+            for a in list {
+                let bytes = (a.region.rows * a.region.row_bytes) as u64;
+                work.bytes_read += if a.mode == Mode::Write { 0 } else { bytes };
+                work.bytes_written += if a.mode.writes() { bytes } else { 0 };
+            }
+        }
+        work
+    }
+
     /// One line an event. On `sim` and `dry`, equal seeds give equal text.
     pub fn to_text(&self) -> String {
         self.events.iter().fold(String::new(), |mut text, event| {

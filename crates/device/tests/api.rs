@@ -20,3 +20,18 @@ fn a_stream_runs_in_the_order_of_the_calls() {
         assert_eq!(stream.download::<f32>(&v).unwrap().wait().unwrap(), want);
     }
 }
+
+#[test]
+fn a_rank_is_free_as_soon_as_its_last_handle_is_gone() {
+    let machine = Machine::cpu(2).unwrap();
+    for _ in 0..500 {
+        let device = machine.device(0).unwrap();
+        let stream = device.stream("compute").unwrap();
+        stream.launch(Op::host("nothing", "test", vec![], |_| Ok(()))).unwrap();
+        stream.synchronize().unwrap();
+        let event = device.event("still here");
+        drop((device, stream));
+        assert!(matches!(machine.device(0), Err(Error::RankTaken { rank: 0 })));
+        drop(event);
+    }
+}

@@ -1,1 +1,44 @@
-//! Reference GPT with explicit forward and backward over planned memory.
+//! Reference GPT with explicit forward and backward passes over weights and memory that are handed to it.
+//!
+//! A [`GptConfig`] becomes a [`GptPlan`] (checked sizes, declared parameters), which becomes a [`Gpt`] over the
+//! [`Param`](pgroups::Param)s of a layout. A [`Gpt`] is a chain of [`Block`]s and holds no value, group or stream.
+#![forbid(unsafe_code)]
+
+// What a model is.
+mod config; //      sizes, and every rule they break
+mod flops; //       operations per token
+mod params; //      declared parameters, in forward order
+// How it runs.
+mod block; //       the seam: forward, input gradient, weight gradient
+mod embedding; //   tokens and positions
+mod gpt; //         a chain of blocks and its loss
+mod grad; //        where a weight gradient goes
+mod head; //        final norm and logits
+mod linear; //      one product with its weight
+mod norm; //        one layer norm with its weights
+mod transformer; // attention and feed-forward
+// Beside it.
+mod error;
+mod sample; //      one token out of logits
+
+pub use self::{
+    block::Block,
+    config::{ConfigRule, ConfigViolation, ConfigViolations, GptConfig, Output},
+    embedding::Embedding,
+    error::ModelError,
+    gpt::{Gpt, Microbatch},
+    head::Head,
+    params::{Decay, GptPlan, ModelParam},
+    sample::{Draw, Sampling, sample},
+    transformer::TransformerBlock,
+};
+
+/// The page's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/model.md")]
+struct Page;
+
+/// So do the README's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -3,6 +3,9 @@
 //! Planning comes first and needs no device: a [`Layout`] lays axes over ranks, a [`GroupsPlan`] says which groups
 //! are made in which order and where one rank stands in them, a [`Placement`] says who holds which elements of a
 //! parameter. What is planned here is checked; what is built from it has nothing left to check.
+//!
+//! Running needs a device: [`local`] runs ranks as threads, [`ProcessGroups`] builds a plan's groups, a [`Group`] has
+//! the collectives. A [`ParamSet`] gives parameters memory; a [`Turn`] is how their values are read.
 #![deny(unsafe_code)]
 
 // Ranks and axes.
@@ -22,11 +25,23 @@ mod modules; //      a collection for each module
 mod plan; //         creation order and own place
 mod recipe; //       members by arithmetic
 mod report; //       every standard group, to look at
+// Running.
+mod agreement; //    ranks compare plans before they build
+mod batch; //        several collectives as one
+mod collection; //   the groups of one rank
+mod collectives; //  what a group does
+mod group; //        members and communicators
+mod local; //        ranks as threads
 // Parameters.
 mod init; //         values by seed, name and index
 mod philox; //       random words by counter
 mod placement; //    how a tensor lies on a grid
 mod shard_map; //    who holds which elements
+mod param; //        a parameter that has memory
+mod param_set; //    all of a rank's, in one buffer
+mod publish; //      who makes values readable, who waits for gradients
+mod turn; //         the only way to a value
+mod weights; //      what a model's blocks see of all that
 // Start and errors.
 mod error;
 mod plan_error;
@@ -34,23 +49,32 @@ mod world; //        what the launcher says
 
 pub use self::{
     axis::{Axis, Order, ParamClass},
+    batch::Batch,
+    collection::{ProcessGroups, Supplied},
     derived::{Consumer, Derived, PlanWarning, Resolution},
     error::PgError,
     grid::{Grid, OwnGroup},
+    group::Group,
     init::{Init, InitStream, Seed},
     keys::{Key, Standard},
     layout::{Layout, LayoutConfig, Stages, ViewConfig, WorldPart, weight_shards},
+    local::{Rank, local},
     modules::{ModuleRole, Modules},
+    param::{Address, Param, ParamId, WeakParam},
+    param_set::{ParamSet, ParamTypes, Placed},
     philox::philox_4x32_10,
     placement::{Cut, Fragment, Fragments, ParamSpec, Pin, Placement, padded_cut},
     plan::{Fingerprint, GroupsPlan, Needs, PlanDump, Planned, PlannedKey, WhyEmpty},
     plan_error::PlanError,
+    publish::{After, Epochs, Landed, Publish, Recorder},
     rank::{GlobalRank, GroupRank},
     registry::Registry,
     report::{GroupsReport, groups_report},
     shard_map::{Replica, Shard, ShardMap},
+    turn::{Pass, Turn},
     views::{ViewKey, ViewName, Views},
     violation::{LayoutViolation, Nearest, Steps, Violations},
+    weights::{GradOut, Keep, Weights, Whole},
     world::{Attendee, DeviceSharing, World, check_attendance},
 };
 

@@ -59,6 +59,31 @@ pub enum TrainError {
         #[source]
         source: io::Error,
     },
+    /// A result cannot be printed.
+    #[error("cannot print the result")]
+    Print {
+        /// What the operating system says.
+        #[source]
+        source: io::Error,
+    },
+    /// A run was asked for on the driver that has no values.
+    #[error("device.kind = \"dry\" has no values to train with; `trainer plan` shows what it finds")]
+    DryHasNoLosses,
+    /// A device refused or failed.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+    /// A group, or a rank of the run, failed.
+    #[error(transparent)]
+    Group(#[from] pgroups::PgError),
+    /// The optimizer or the reduction refused or failed.
+    #[error(transparent)]
+    Ddp(#[from] ddp::DdpError),
+    /// The model refused or failed.
+    #[error(transparent)]
+    Model(#[from] model::ModelError),
+    /// Sizes that no model has.
+    #[error(transparent)]
+    ModelSizes(#[from] model::ConfigViolations),
     /// Metrics cannot be read back.
     #[error("cannot read metrics '{path}'")]
     ReadMetrics {

@@ -22,7 +22,7 @@ impl Claim {
     pub(crate) fn op_ref(&self, device: &DeviceInner) -> OpRef {
         match self {
             Claim::Op(body) => device.op_ref(&body.op, body.stream, body.seq),
-            Claim::Joint(body) => device.op_ref_of(body.name, body.site.as_str(), body.stream, body.seq),
+            Claim::Joint(body) => device.op_ref_of(body.name(), body.site.as_str(), body.stream, body.seq),
         }
     }
 

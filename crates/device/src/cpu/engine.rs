@@ -14,13 +14,16 @@ use super::{
     tiles::TileJob,
 };
 use crate::{
-    OpError,
+    Error, OpError,
     device::DeviceInner,
     engine::Waited,
     handoff::{Ready, Work},
     meeting::{Arrival, Met},
     stream::{Item, Mark, StreamInner},
 };
+
+/// How long a dropped stream waits while nothing moves, before its rank is taken to be going.
+const GRACE: Duration = Duration::from_millis(100);
 
 /// The worker pool.
 pub(crate) struct CpuEngine {
@@ -69,8 +72,16 @@ impl CpuEngine {
         let on_worker = workers.iter().any(|w| w.thread().id() == me);
         drop(workers);
         if !on_worker && !stream.inbox.is_idle() {
-            let mark = stream.mark();
-            wait(&mark, stream.device.machine.options.timeout, &stream.device.machine.progress);
+            let (mark, device) = (stream.mark(), &stream.device);
+            let machine = &device.machine;
+            let limit = machine.options.timeout;
+            let waited = wait(&mark, limit.min(GRACE), &machine.progress);
+            if matches!(waited, Waited::NothingMoved) && device.waits_for_peers() {
+                // It stands behind a stream that waits for a peer, who may be waiting for this rank: leaving frees both.
+                let (rank, stream) = (device.rank, stream.name.clone());
+                machine.fail(device, Error::Cancelled { rank, stream, queued: 1 });
+            }
+            wait(&mark, limit, &machine.progress);
         }
     }
 }
@@ -168,7 +179,7 @@ impl Pool {
                 if start > 0 {
                     let end = machine.tracer.now();
                     for a in &arrivals {
-                        exec::trace_run(&a.stream.device, (a.body.stream, a.body.seq, a.body.name), start, end);
+                        exec::trace_run(&a.stream.device, (a.body.stream, a.body.seq, a.body.name()), start, end);
                     }
                 }
                 arrivals

@@ -9,8 +9,7 @@ use super::{
 use crate::{
     Access, Asked, Departure, Error, Launch, OpError, OpRef, TraceEvent,
     device::DeviceInner,
-    exchange::pieces,
-    meeting::Arrival,
+    meeting::{Arrival, pieces_of},
     ops::Kernel,
     stream::{OpBody, StreamInner},
 };
@@ -129,12 +128,7 @@ pub(crate) fn run_joint(arrivals: &[Arrival], crew: &dyn Crew, computes: bool) -
             return false;
         }
     }
-    let result = if computes {
-        let lists: Vec<&[Access]> = arrivals.iter().map(|a| &a.body.accesses[..]).collect();
-        catch(|| exchange::run(pieces(arrivals[0].body.exchange(), &lists), crew))
-    } else {
-        Ok(())
-    };
+    let result = if computes { catch(|| exchange::run(pieces_of(arrivals), crew)) } else { Ok(()) };
     release(arrivals);
     machine.progress.fetch_add(1, Ordering::Relaxed);
     let Err(error) = result else { return true };
@@ -143,7 +137,7 @@ pub(crate) fn run_joint(arrivals: &[Arrival], crew: &dyn Crew, computes: bool) -
     fail_joint(
         arrivals,
         device,
-        failure(device.op_ref_of(body.name, body.site.as_str(), body.stream, body.seq), error),
+        failure(device.op_ref_of(body.name(), body.site.as_str(), body.stream, body.seq), error),
     );
     false
 }

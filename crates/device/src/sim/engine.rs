@@ -14,8 +14,8 @@ use crate::{
     cpu::{self, Alone},
     device::DeviceInner,
     engine::Waited,
-    exchange::{Piece, pieces},
-    meeting::{Arrival, Met},
+    exchange::Piece,
+    meeting::{Arrival, Met, pieces_of},
     stream::{Item, Mark, OpBody, StreamInner},
 };
 
@@ -90,8 +90,15 @@ impl SimEngine {
 
     pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) {
         let mut state = self.lock();
-        let lane = state.streams.get_mut(&(stream.device.rank, stream.index));
-        lane.expect("BUG: a stream that was never opened").queue.push_back(item);
+        match state.streams.get_mut(&(stream.device.rank, stream.index)) {
+            Some(lane) => lane.queue.push_back(item),
+            // Closed, and kept alive by peers that have not got their part of a joint operation yet: it is empty.
+            None => {
+                if let Item::Record(mark) = item {
+                    drop(mark.complete());
+                }
+            }
+        }
     }
 
     /// Called with and without the scheduler's lock, so it only raises the stream's flag.
@@ -225,7 +232,7 @@ impl SimEngine {
                     exchange.deliver(member);
                 }
                 let (body, stream) = (&arrival.body, &arrival.stream);
-                cpu::trace_run(&stream.device, (body.stream, body.seq, body.name), step, step);
+                cpu::trace_run(&stream.device, (body.stream, body.seq, body.name()), step, step);
                 stream.at_joint.store(false, Ordering::Release);
                 let lane = state.lane(stream);
                 lane.meet = None;
@@ -294,8 +301,7 @@ impl State {
         match body.meeting.arrive(arrival) {
             Met::Parked => {}
             Met::Ready(arrivals) => {
-                let lists: Vec<_> = arrivals.iter().map(|a| &a.body.accesses[..]).collect();
-                let pieces = pieces(body.exchange(), &lists);
+                let pieces = pieces_of(&arrivals);
                 let exchange = Arc::new(Exchanging { arrivals, pieces, taken: Mutex::new(None) });
                 for (member, a) in exchange.arrivals.iter().enumerate() {
                     self.lane(&a.stream).meet = Some(Meet::Here { exchange: exchange.clone(), member });

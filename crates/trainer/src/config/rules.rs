@@ -133,13 +133,16 @@ fn read_optimizer(s: &mut Section) -> OptimizerConfig {
 }
 
 fn read_ddp(s: &mut Section, dp: u32, distributed: bool) -> DdpConfig {
-    let bucket_size = (1_000_000 * u64::from(dp)).max(40_000_000);
     DdpConfig {
-        bucket_size: s.size("bucket_size", 1).unwrap_or(usize::try_from(bucket_size).unwrap_or(usize::MAX)),
-        overlap_grad_reduce: s.flag("overlap_grad_reduce").unwrap_or(true),
+        bucket_size: s.size("bucket_size", 1).unwrap_or_else(|| default_bucket_size(dp)),
+        overlap_grad_reduce: s.flag("overlap_grad_reduce").unwrap_or(false),
         overlap_param_gather: s.flag("overlap_param_gather").unwrap_or(distributed),
         dispatch: s.choice("dispatch").unwrap_or(Dispatch::Chain),
     }
+}
+
+fn default_bucket_size(dp: u32) -> usize {
+    usize::try_from((1_000_000 * u64::from(dp)).max(40_000_000)).unwrap_or(usize::MAX)
 }
 
 fn read_precision(s: &mut Section) -> PrecisionConfig {
@@ -270,7 +273,7 @@ fn batch_divides(config: &Config) -> Option<Violation> {
 /// What this version cannot do: refused, so that no setting is silently without effect. A line goes when its feature
 /// comes.
 pub(crate) fn not_yet(config: &Config) -> Vec<Violation> {
-    let Config { model, layout, train, optimizer, precision, .. } = config;
+    let Config { model, layout, train, optimizer, ddp, precision, .. } = config;
     let mut found = Vec::new();
     let mut refuse = |asked: bool, setting: Setting, what: NotYet, instead: Setting| {
         if asked {
@@ -298,6 +301,14 @@ pub(crate) fn not_yet(config: &Config) -> Vec<Violation> {
     refuse(asked, norm(train.loss_normalization), NotYet::TokenNormalization, norm(LossNormalization::Mean));
     let distributed = |on: bool| Setting::new("optimizer.distributed", on);
     refuse(optimizer.distributed, distributed(true), NotYet::DistributedOptimizer, distributed(false));
+    let overlap = |on: bool| Setting::new("ddp.overlap_grad_reduce", on);
+    refuse(ddp.overlap_grad_reduce, overlap(true), NotYet::OverlappedReduction, overlap(false));
+    let (size, default) = (ddp.bucket_size, default_bucket_size(layout.dp));
+    let bucket = |size: usize| Setting::new("ddp.bucket_size", size);
+    refuse(size != default, bucket(size), NotYet::Buckets, bucket(default));
+    let dispatch = |dispatch: Dispatch| text("ddp.dispatch", &dispatch);
+    let asked = ddp.dispatch != Dispatch::Chain;
+    refuse(asked, dispatch(ddp.dispatch), NotYet::Buckets, dispatch(Dispatch::Chain));
     let PrecisionConfig { param, grad, reduce, master, moments } = *precision;
     let numbers = [("param", param), ("grad", grad), ("reduce", reduce), ("master", master), ("moments", moments)];
     for (key, stored) in numbers {

@@ -236,6 +236,12 @@ pub enum NotYet {
     /// The distributed optimizer.
     #[error("every rank keeps the whole optimizer state")]
     DistributedOptimizer,
+    /// Reduction beside backward.
+    #[error("gradients are reduced once a step, behind the last backward")]
+    OverlappedReduction,
+    /// Buckets.
+    #[error("gradients are reduced in one piece, and every rank updates all parameters")]
+    Buckets,
     /// Reduced precision.
     #[error("the run computes in f32 throughout")]
     Bf16,

@@ -1,0 +1,4 @@
+//! The crate's API on the host drivers.
+
+#[path = "api/adam.rs"]
+mod adam;

@@ -1,0 +1,155 @@
+//! Sizes of a model, and every rule that they break.
+
+use std::fmt;
+
+/// Where the logits' matrix comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Output {
+    /// The token embedding's table.
+    Tied,
+    /// A table of its own, `lm_head.weight`.
+    Own,
+}
+
+/// Sizes of a GPT in the manner of GPT-2.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GptConfig {
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub dim: usize,
+    /// Attention heads; divides `dim`.
+    pub heads: usize,
+    /// Width of the hidden layer.
+    pub ffn_dim: usize,
+    /// Valid token ids are `0..vocab`.
+    pub vocab: usize,
+    /// Rows of the embedding table, at least `vocab`. Rows past the vocabulary get no probability and a gradient of
+    /// 0.
+    pub vocab_rows: usize,
+    /// The longest sequence, in tokens.
+    pub seq_len: usize,
+    /// Where the logits' matrix comes from.
+    pub output: Output,
+}
+
+impl GptConfig {
+    /// Columns of one attention head.
+    pub fn head_dim(&self) -> usize {
+        self.dim / self.heads
+    }
+
+    /// All rules at once.
+    ///
+    /// # Errors
+    /// Every rule that is broken.
+    pub fn check(&self) -> Result<(), ConfigViolations> {
+        let sizes = [
+            ("layers", self.layers),
+            ("dim", self.dim),
+            ("heads", self.heads),
+            ("ffn_dim", self.ffn_dim),
+            ("vocab", self.vocab),
+            ("seq_len", self.seq_len),
+        ];
+        let zero = sizes.iter().filter(|(_, n)| *n == 0);
+        let mut found: Vec<ConfigViolation> =
+            zero.map(|(setting, _)| ConfigViolation { setting, value: 0, rule: ConfigRule::AtLeastOne }).collect();
+        let mut refuse = |setting, value, rule| found.push(ConfigViolation { setting, value, rule });
+        if self.heads > 0 && !self.dim.is_multiple_of(self.heads) {
+            refuse("heads", self.heads, ConfigRule::Divides { setting: "dim", value: self.dim });
+        }
+        if self.vocab_rows < self.vocab {
+            refuse("vocab_rows", self.vocab_rows, ConfigRule::NotBelow { setting: "vocab", value: self.vocab });
+        }
+        let ids = i32::MAX as usize;
+        if self.vocab > ids {
+            refuse("vocab", self.vocab, ConfigRule::AtMost(ids));
+        }
+        if found.is_empty() { Ok(()) } else { Err(ConfigViolations(found)) }
+    }
+}
+
+/// One broken rule.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConfigViolation {
+    /// The setting.
+    pub setting: &'static str,
+    /// Its value.
+    pub value: usize,
+    /// What it breaks.
+    pub rule: ConfigRule,
+}
+
+/// What a size must obey.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ConfigRule {
+    /// It must not be 0.
+    AtLeastOne,
+    /// It must divide another setting.
+    Divides {
+        /// The other setting.
+        setting: &'static str,
+        /// Its value.
+        value: usize,
+    },
+    /// It must not be below another setting.
+    NotBelow {
+        /// The other setting.
+        setting: &'static str,
+        /// Its value.
+        value: usize,
+    },
+    /// It must not be over this: token ids are i32.
+    AtMost(usize),
+}
+
+impl fmt::Display for ConfigViolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ConfigViolation { setting, value, rule } = self;
+        write!(f, "{setting} is {value}: ")?;
+        match *rule {
+            ConfigRule::AtLeastOne => f.write_str("it must be at least 1"),
+            ConfigRule::Divides { setting, value: whole } => {
+                write!(f, "it must divide {setting}, {whole}; the nearest that does is {}", nearest(*value, whole))
+            }
+            ConfigRule::NotBelow { setting, value } => write!(f, "it must be at least {setting}, {value}"),
+            ConfigRule::AtMost(most) => write!(f, "token ids are i32, so it must be at most {most}"),
+        }
+    }
+}
+
+/// The divisor of `whole` that is nearest to `wish`, the smaller of two.
+fn nearest(wish: usize, whole: usize) -> usize {
+    let divides = |n: &usize| *n > 0 && whole.is_multiple_of(*n);
+    let below = (1..=wish.min(whole)).rev().find(divides).unwrap_or(1);
+    let above = (wish..=whole).find(divides).unwrap_or(below);
+    if above > wish && above - wish < wish - below { above } else { below }
+}
+
+/// All broken rules of a configuration, one per line.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub struct ConfigViolations(pub Vec<ConfigViolation>);
+
+impl fmt::Display for ConfigViolations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the model's sizes break {} rules:", self.0.len())?;
+        self.0.iter().try_for_each(|violation| write!(f, "\n  {violation}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_divisor_is_offered() {
+        assert_eq!(nearest(5, 12), 4);
+        assert_eq!(nearest(7, 384), 6);
+        assert_eq!(nearest(11, 384), 12);
+        assert_eq!(nearest(9, 8), 8);
+        assert_eq!(nearest(5, 7), 7);
+        assert_eq!(nearest(3, 7), 1);
+    }
+}

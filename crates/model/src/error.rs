@@ -1,0 +1,98 @@
+//! What can go wrong, one variant per cause.
+
+use pgroups::PgError;
+use thiserror::Error;
+
+use crate::ConfigViolations;
+
+/// Everything this crate refuses.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The device: shapes that do not fit, a frame's plan that was left, a failed operation.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+    /// The weights: a stale parameter, a failed group.
+    #[error(transparent)]
+    Groups(Box<PgError>),
+    /// Sizes that cannot be.
+    #[error(transparent)]
+    Config(#[from] ConfigViolations),
+    /// Parameters handed over are not as many as the model declares.
+    #[error("the model declares {declared} parameters, {given} were given; make one for each of GptPlan::specs()")]
+    ParamCount {
+        /// Declared.
+        declared: usize,
+        /// Given.
+        given: usize,
+    },
+    /// A parameter handed over is not the one that is declared at its place.
+    #[error("parameter {position} must be '{declared}', '{given}' was given; keep the order of GptPlan::specs()")]
+    ParamOrder {
+        /// Place in the list, from 0.
+        position: usize,
+        /// Declared.
+        declared: String,
+        /// Given.
+        given: String,
+    },
+    /// Tokens that are no batch of sequences the model can take.
+    #[error(
+        "{tensor} has sizes {shape:?}: it must be [batch, sequence] with sequences of 1 to {seq_len} tokens, the \
+         model's seq_len"
+    )]
+    Tokens {
+        /// Which of the inputs.
+        tensor: &'static str,
+        /// Its sizes.
+        shape: Vec<usize>,
+        /// The longest sequence.
+        seq_len: usize,
+    },
+    /// Targets that do not go with the tokens.
+    #[error("tokens have sizes {tokens:?}, targets {targets:?}: there must be one target for each token")]
+    Targets {
+        /// Sizes of the tokens.
+        tokens: Vec<usize>,
+        /// Sizes of the targets.
+        targets: Vec<usize>,
+    },
+    /// Activations that are no batch of sequences.
+    #[error("{site}: the input has sizes {shape:?}, it must be [batch, sequence, {dim}]")]
+    Activations {
+        /// The block.
+        site: String,
+        /// Sizes.
+        shape: Vec<usize>,
+        /// Width of the residual stream.
+        dim: usize,
+    },
+    /// Logits asked behind the sequence.
+    #[error("logits at position {position} asked, the sequences have {tokens} tokens")]
+    Position {
+        /// Asked, from 0.
+        position: usize,
+        /// Tokens in a sequence.
+        tokens: usize,
+    },
+    /// A temperature that is no positive number.
+    #[error("temperature {0}: it must be over 0 and finite; Sampling::Greedy takes the likeliest token")]
+    Temperature(f32),
+    /// Nothing to choose from.
+    #[error("there are no logits to sample from")]
+    NoLogits,
+    /// A logit that is NaN or infinite.
+    #[error("the logit of token {token} is {value}: no token can be chosen; training has diverged or weights are bad")]
+    Logit {
+        /// The token.
+        token: usize,
+        /// Its logit.
+        value: f32,
+    },
+}
+
+impl From<PgError> for ModelError {
+    fn from(error: PgError) -> ModelError {
+        ModelError::Groups(Box::new(error))
+    }
+}

@@ -1,0 +1,171 @@
+//! A chain of blocks and its loss.
+
+use device::{
+    DType, Frame, Site, View,
+    ops::{CrossEntropy, Factor, Sum},
+};
+use pgroups::{Param, Weights};
+
+use crate::{Block, Embedding, GptConfig, GptPlan, Head, ModelError, Output, TransformerBlock, params::BLOCK_PARAMS};
+
+/// A GPT over the parameters of one layout.
+pub struct Gpt {
+    config: GptConfig,
+    /// Embedding, transformer blocks, head.
+    blocks: Vec<Box<dyn Block>>,
+    loss: Site,
+}
+
+/// What one pass over one microbatch works on.
+#[derive(Clone, Copy, Debug)]
+pub struct Microbatch<'a> {
+    /// `[batch, sequence]`, i32, contiguous.
+    pub tokens: &'a View,
+    /// As tokens: the token that follows each, or [`device::ops::IGNORE`].
+    pub targets: &'a View,
+    /// f32, one element, written: mean of the losses of all tokens; an ignored one counts as 0.
+    pub loss: &'a View,
+    /// What the gradient of each token's loss is multiplied with. 1 / (tokens of the microbatch · microbatches) makes
+    /// the sum over microbatches, averaged over replicas, the gradient of the mean over the global batch.
+    pub token_scale: Factor<'a>,
+    /// Slot of the frame that keeps activations until backward: one for each microbatch that is under way.
+    pub slot: u32,
+}
+
+impl GptPlan {
+    /// The model over `params`, made from [`GptPlan::specs`] and in the same order.
+    ///
+    /// # Errors
+    /// [`ModelError::ParamCount`], [`ModelError::ParamOrder`].
+    pub fn build(&self, params: &[Param]) -> Result<Gpt, ModelError> {
+        let declared = self.params();
+        if declared.len() != params.len() {
+            return Err(ModelError::ParamCount { declared: declared.len(), given: params.len() });
+        }
+        let differs = declared.iter().zip(params).position(|(d, p)| d.spec.name != p.name());
+        if let Some(position) = differs {
+            let declared = declared[position].spec.name.clone();
+            return Err(ModelError::ParamOrder { position, declared, given: params[position].name().to_owned() });
+        }
+        let c = self.config();
+        let (front, rest) = params.split_at(2);
+        let (layers, last) = rest.split_at(c.layers * BLOCK_PARAMS);
+        let embedding = Embedding::new(&front[0], &front[1], c.vocab, [c.seq_len, c.dim]);
+        let mut blocks: Vec<Box<dyn Block>> = vec![Box::new(embedding)];
+        for (layer, params) in layers.chunks_exact(BLOCK_PARAMS).enumerate() {
+            let params = std::array::from_fn(|i| params[i].clone());
+            blocks.push(Box::new(TransformerBlock::new(c, layer, params)));
+        }
+        let table = match c.output {
+            Output::Tied => &front[0],
+            Output::Own => &last[2],
+        };
+        let head = [&last[0], &last[1], table].map(Param::clone);
+        blocks.push(Box::new(Head::new(head, c.vocab, c.vocab_rows)));
+        Ok(Gpt { config: c.clone(), blocks, loss: Site::from("loss") })
+    }
+}
+
+impl Gpt {
+    /// Sizes.
+    pub fn config(&self) -> &GptConfig {
+        &self.config
+    }
+
+    /// Embedding, transformer blocks, head: for schedules that drive them one by one. A block's number in
+    /// [`Frame::enter`] is its place here; what [`Gpt::loss`] keeps belongs to the head.
+    pub fn blocks(&self) -> &[Box<dyn Block>] {
+        &self.blocks
+    }
+
+    /// One microbatch up to its loss, with weights whose pass is forward.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokens`], [`ModelError::Targets`]; of the device, the frame and the weights. A token outside the
+    /// vocabulary fails when it runs.
+    pub fn forward_loss(&self, f: &mut Frame, w: &mut dyn Weights, m: &Microbatch<'_>) -> Result<(), ModelError> {
+        let shapes = || (m.tokens.shape().to_vec(), m.targets.shape().to_vec());
+        if m.tokens.shape() != m.targets.shape() {
+            let (tokens, targets) = shapes();
+            return Err(ModelError::Targets { tokens, targets });
+        }
+        let hidden = self.trunk(f, w, m.tokens, m.slot)?;
+        let logits = self.within(f, self.head(), m.slot, |f, block| block.forward(f, w, &hidden))?;
+        self.loss(f, m, &logits)
+    }
+
+    /// Turns the head's logits into losses, their mean, and their gradient, which takes the logits' place. Keeps it for
+    /// [`Gpt::backward`].
+    ///
+    /// # Errors
+    /// Of the device and the frame.
+    pub fn loss(&self, f: &mut Frame, m: &Microbatch<'_>, logits: &View) -> Result<(), ModelError> {
+        let losses = f.temp(&[logits.row_count()], DType::F32)?;
+        let back = f.enter(self.head() as u32, m.slot);
+        f.keep("logits", logits);
+        f.enter(back.0, back.1);
+        let scale = m.token_scale;
+        let cross_entropy = CrossEntropy { logits, targets: m.targets, losses: &losses, dlogits: logits, scale };
+        f.stream().launch(cross_entropy.op(&self.loss)?)?;
+        let factor = Factor::Const(1.0 / logits.row_count() as f32);
+        f.stream().launch(Sum { x: &losses, factor, total: m.loss }.op(&self.loss)?)?;
+        Ok(())
+    }
+
+    /// All gradients of one microbatch after its [`Gpt::forward_loss`], with weights whose pass is backward. Last block
+    /// first; in each the input's gradient, then the weights'.
+    ///
+    /// # Errors
+    /// Of the device, the frame and the weights; [`device::Error::NotSaved`] without a forward pass in this slot.
+    pub fn backward(&self, f: &mut Frame, w: &mut dyn Weights, slot: u32) -> Result<(), ModelError> {
+        let mut dy = Some(self.within(f, self.head(), slot, |f, _| Ok(f.saved("logits")?))?);
+        for at in (0..self.blocks.len()).rev() {
+            let Some(gradient) = dy else { break };
+            dy = self.within(f, at, slot, |f, block| {
+                let dx = block.backward_input(f, w, &gradient)?;
+                block.backward_weight(f, w)?;
+                Ok(dx)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Logits `[batch, vocab]` for the token after position `at` of each sequence, with weights whose pass is forward.
+    /// What stands behind that position changes nothing, so a frame's plan serves a sequence while it grows.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokens`], [`ModelError::Position`]; of the device, the frame and the weights.
+    pub fn logits(&self, f: &mut Frame, w: &mut dyn Weights, tokens: &View, at: usize) -> Result<View, ModelError> {
+        if at >= tokens.cols() {
+            return Err(ModelError::Position { position: at, tokens: tokens.cols() });
+        }
+        let hidden = self.trunk(f, w, tokens, 0)?;
+        let dim = self.config.dim;
+        let sequences = hidden.reshape(&[hidden.numel() / (tokens.cols() * dim), tokens.cols() * dim])?;
+        let last = sequences.columns(at * dim..(at + 1) * dim)?;
+        self.within(f, self.head(), 0, |f, block| block.forward(f, w, &last))
+    }
+
+    fn head(&self) -> usize {
+        self.blocks.len() - 1
+    }
+
+    /// All blocks but the head.
+    fn trunk(&self, f: &mut Frame, w: &mut dyn Weights, tokens: &View, slot: u32) -> Result<View, ModelError> {
+        (0..self.head()).try_fold(tokens.clone(), |x, at| self.within(f, at, slot, |f, block| block.forward(f, w, &x)))
+    }
+
+    /// Runs `body` for block `at` with the frame entered for it, and leaves the frame as it was.
+    fn within<T>(
+        &self,
+        f: &mut Frame,
+        at: usize,
+        slot: u32,
+        body: impl FnOnce(&mut Frame, &dyn Block) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        let back = f.enter(at as u32, slot);
+        let result = body(f, &*self.blocks[at]);
+        f.enter(back.0, back.1);
+        result
+    }
+}

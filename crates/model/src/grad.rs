@@ -1,0 +1,46 @@
+//! Where a weight gradient goes.
+
+use device::{
+    Frame, Site, Stream, View,
+    ops::{Accumulate, BiasGrad},
+};
+use pgroups::{GradOut, Keep, Param, Weights};
+
+use crate::ModelError;
+
+/// One kernel, which has one setting for all its outputs, can write both.
+pub(crate) fn keep_alike(a: &GradOut, b: &GradOut) -> bool {
+    match (a, b) {
+        (GradOut::Scratch(_), GradOut::Scratch(_)) => true,
+        (GradOut::Main { keep: a, .. }, GradOut::Main { keep: b, .. }) => match (a, b) {
+            (Keep::All, Keep::All) => true,
+            (Keep::Times(a), Keep::Times(b)) => a.same_as(b),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// Adds `values`, or puts them there, into `part` of a gradient: as a sum over one row, which reads nothing of what is
+/// not kept.
+pub(crate) fn contribute(
+    values: &View,
+    part: &View,
+    into: Accumulate<'_>,
+    site: &Site,
+    on: &Stream,
+) -> Result<(), ModelError> {
+    let flat = [values.numel()];
+    let (dy, dbias) = (values.reshape(&flat)?, part.reshape(&flat)?);
+    on.launch(BiasGrad { dy: &dy, dbias: &dbias, into }.op(site)?)?;
+    Ok(())
+}
+
+/// dbias = Σ dy over all rows.
+pub(crate) fn bias_grad(p: &Param, dy: &View, site: &Site, f: &Frame, w: &mut dyn Weights) -> Result<(), ModelError> {
+    let on = f.stream();
+    let grad = w.grad(p, on)?;
+    let (dbias, into) = grad.target();
+    on.launch(BiasGrad { dy, dbias, into }.op(site)?)?;
+    Ok(w.grad_done(p, on)?)
+}

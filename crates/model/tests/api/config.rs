@@ -1,0 +1,128 @@
+//! Sizes, declared parameters and operations per token.
+
+use device::{Frame, Machine, TraceEvent};
+use model::{Decay, GptConfig, GptPlan, Output};
+use pgroups::Init;
+
+use crate::rig::{Layout, Rig, cut, ids, tiny};
+
+fn gpt2() -> GptConfig {
+    let output = Output::Tied;
+    GptConfig { layers: 12, dim: 768, heads: 12, ffn_dim: 3072, vocab: 50257, vocab_rows: 50257, seq_len: 1024, output }
+}
+
+#[test]
+fn every_broken_rule_is_told_at_once() {
+    let config = GptConfig { layers: 0, heads: 4, vocab_rows: 8, ..tiny() };
+    let text = GptPlan::new(config).unwrap_err().to_string();
+    for part in [
+        "3 rules",
+        "layers is 0",
+        "heads is 4: it must divide dim, 6; the nearest that does is 3",
+        "vocab_rows is 8: it must be at least vocab, 9",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let config = GptConfig { vocab: 1 << 31, vocab_rows: 1 << 31, ..tiny() };
+    assert!(GptPlan::new(config).unwrap_err().to_string().contains("at most 2147483647"));
+}
+
+#[test]
+fn the_smallest_gpt2_has_its_published_number_of_parameters() {
+    assert_eq!(GptPlan::new(gpt2()).unwrap().numel(), 124_439_808);
+    let own = GptConfig { output: Output::Own, ..gpt2() };
+    assert_eq!(GptPlan::new(own).unwrap().numel(), 124_439_808 + 50257 * 768);
+}
+
+#[test]
+fn parameters_come_in_forward_order_under_their_usual_names() {
+    let plan = GptPlan::new(tiny()).unwrap();
+    let names: Vec<&str> = plan.params().iter().map(|p| p.spec.name.as_str()).collect();
+    let block = [
+        "ln_1.weight",
+        "ln_1.bias",
+        "attn.c_attn.weight",
+        "attn.c_attn.bias",
+        "attn.c_proj.weight",
+        "attn.c_proj.bias",
+        "ln_2.weight",
+        "ln_2.bias",
+        "mlp.c_fc.weight",
+        "mlp.c_fc.bias",
+        "mlp.c_proj.weight",
+        "mlp.c_proj.bias",
+    ];
+    let blocks = (0..2).flat_map(|l| block.map(|part| format!("h.{l}.{part}")));
+    let want: Vec<String> = ["wte", "wpe"]
+        .map(String::from)
+        .into_iter()
+        .chain(blocks)
+        .chain(["ln_f.weight", "ln_f.bias"].map(String::from))
+        .collect();
+    assert_eq!(names, want);
+}
+
+#[test]
+fn residual_projections_start_smaller_and_norms_start_as_identity() {
+    let plan = GptPlan::new(gpt2()).unwrap();
+    for p in plan.params() {
+        let name = &p.spec.name;
+        let want = if name.ends_with("c_proj.weight") {
+            Init::Normal { std: 0.02 / 24f32.sqrt() }
+        } else if name.ends_with(".bias") {
+            Init::Constant(0.0)
+        } else if name.contains("ln_") {
+            Init::Constant(1.0)
+        } else {
+            Init::Normal { std: 0.02 }
+        };
+        assert_eq!(p.spec.init, want, "{name}");
+    }
+}
+
+#[test]
+fn weight_decay_reaches_matrices_only() {
+    let plan = GptPlan::new(tiny()).unwrap();
+    for p in plan.params() {
+        let matrix = p.spec.placement.global.len() == 2;
+        assert_eq!(p.decay == Decay::Applied, matrix, "{}", p.spec.name);
+    }
+    assert_eq!(plan.params().iter().filter(|p| p.decay == Decay::Applied).count(), 2 + 2 * 4);
+}
+
+#[test]
+fn parameters_declare_the_sizes_that_the_blocks_use() {
+    // A dry pass checks every product's sizes.
+    let rig = Rig::new(&Machine::dry(), GptConfig { output: Output::Own, ..cut() }, None);
+    let (tokens, targets) = (rig.ids("tokens", &ids(258, 257, 1), 129), rig.ids("targets", &ids(258, 257, 2), 129));
+    let mut f = Frame::recording(&rig.stream, "frame");
+    rig.run(&mut f, Layout::Main, [&tokens, &targets], 1.0).unwrap();
+}
+
+#[test]
+fn operations_per_token_are_those_of_the_kernels_without_what_is_computed_twice() {
+    let (config, machine) = (cut(), Machine::dry());
+    let (tokens, len) = (2 * config.seq_len as u64, config.seq_len as u64);
+    let rig = Rig::new(&machine, config.clone(), None);
+    let [ids, targets] = ["tokens", "targets"].map(|label| rig.ids(label, &ids(258, 257, 1), config.seq_len));
+    let mut f = Frame::recording(&rig.stream, "frame");
+    machine.trace_start();
+    rig.run(&mut f, Layout::Main, [&ids, &targets], 1.0).unwrap();
+    let trace = machine.trace_stop();
+    let (mut products, mut attention) = (0, 0);
+    for event in &trace.events {
+        match event {
+            TraceEvent::Op { name: "gemm", accesses, .. } => {
+                // Elements are m·k, k·n and m·n: their product is the square of m·n·k.
+                let numel = |i: usize| (accesses[i].region.rows * accesses[i].region.row_bytes / 4) as f64;
+                products += 2 * (numel(0) * numel(1) * numel(2)).sqrt().round() as u64;
+            }
+            TraceEvent::Op { name: "attention", flops, .. } => attention += flops,
+            _ => {}
+        }
+    }
+    // A position attends to (len + 1) / 2 others on average, the usual formula says len / 2. Backward is twice forward
+    // where probabilities are not computed again.
+    let counted = (products + 3 * attention * len / (len + 1)) as f64 / tokens as f64;
+    assert_eq!(rig.plan.flops_per_token(), counted);
+}

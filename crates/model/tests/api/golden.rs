@@ -1,0 +1,60 @@
+//! Against files that PyTorch computed; `scripts/parity_gpt2.py` says how.
+
+use std::collections::BTreeMap;
+
+use device::Machine;
+use serde_json::Value;
+
+use crate::{
+    golden_case::GoldenCase,
+    rig::{Case, Layout},
+};
+
+fn golden(name: &str) -> Value {
+    let text = match name {
+        "initial" => include_str!("../golden/initial.json"),
+        "spread" => include_str!("../golden/spread.json"),
+        other => panic!("no golden file is named {other}"),
+    };
+    serde_json::from_str(text).unwrap()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+/// Of each gradient: the largest element, and some elements by index.
+type Gradients = BTreeMap<String, (f64, Vec<(usize, f64)>)>;
+
+fn gradients(file: &Value) -> Gradients {
+    let entry = |entry: &Value| {
+        let indices = entry["at"].as_array().unwrap().iter().map(|i| i.as_u64().unwrap() as usize);
+        let values = entry["values"].as_array().unwrap().iter().map(number);
+        (number(&entry["max"]), indices.zip(values).collect())
+    };
+    file["gradients"].as_object().unwrap().iter().map(|(name, e)| (name.clone(), entry(e))).collect()
+}
+
+#[test]
+fn loss_and_gradients_are_those_of_pytorch() {
+    for case in GoldenCase::all() {
+        let (file, name) = (golden(case.name), case.name);
+        let config = case.plan.config().clone();
+        assert_eq!(file["sizes"]["vocab_rows"], config.vocab_rows, "the golden file is of another model");
+        let microbatches = [(case.tokens, case.targets)];
+        let (losses, got) = Case { config, values: &case.values, microbatches: &microbatches, len: case.len }
+            .run(&Machine::cpu(2).unwrap(), Layout::Main);
+        let (loss, want) = (number(&file["loss"]), gradients(&file));
+        assert!((f64::from(losses[0]) - loss).abs() <= 2e-6 * loss, "{name}: loss {} of {loss}", losses[0]);
+        assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>());
+        let floor = 2e-7 * want.values().map(|(max, _)| *max).fold(0.0, f64::max);
+        for (param, (max, elements)) in &want {
+            let bound = (2e-6 * max).max(floor);
+            assert!(elements.len() >= got[param].len().min(12), "{name}: too few elements of {param}");
+            for (i, want) in elements {
+                let off = (f64::from(got[param][*i]) - want).abs();
+                assert!(off <= bound, "{name}: {param}[{i}] is off by {off:e}, the bound is {bound:e}");
+            }
+        }
+    }
+}

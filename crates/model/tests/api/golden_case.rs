@@ -1,0 +1,54 @@
+//! The models of the golden files, shared by the test and by the example that exports them.
+
+use std::collections::BTreeMap;
+
+use model::{GptConfig, GptPlan, Output};
+use pgroups::{Init, InitStream, Seed, philox_4x32_10};
+
+/// Everything that a golden file is about.
+pub(crate) struct GoldenCase {
+    pub(crate) name: &'static str,
+    pub(crate) plan: GptPlan,
+    pub(crate) values: BTreeMap<String, Vec<f32>>,
+    pub(crate) tokens: Vec<i32>,
+    pub(crate) targets: Vec<i32>,
+    /// Tokens of a sequence.
+    pub(crate) len: usize,
+}
+
+const SEED: Seed = Seed(20_24);
+
+impl GoldenCase {
+    /// `initial` has the declared initial values; `spread` has larger ones, no bias of 0 and no norm weight of 1, so that
+    /// every path of the gradient counts.
+    pub(crate) fn all() -> [GoldenCase; 2] {
+        ["initial", "spread"].map(|name| {
+            let output = Output::Tied;
+            let config =
+                GptConfig { layers: 2, dim: 32, heads: 4, ffn_dim: 96, vocab: 41, vocab_rows: 48, seq_len: 20, output };
+            let (len, vocab) = (17, config.vocab);
+            let plan = GptPlan::new(config).expect("sizes that obey the rules");
+            let values = plan.params().iter().map(|p| (p.spec.name.clone(), draw(p, name))).collect();
+            let ids = |stream: u32| {
+                let id = |i: u32| (philox_4x32_10([i, stream, 0, 0], [SEED.0 as u32, 0])[0] as usize % vocab) as i32;
+                (0..3 * len as u32).map(id).collect::<Vec<i32>>()
+            };
+            let (tokens, mut targets) = (ids(1), ids(2));
+            targets[20] = device::ops::IGNORE;
+            GoldenCase { name, plan, values, tokens, targets, len }
+        })
+    }
+}
+
+fn draw(p: &model::ModelParam, case: &str) -> Vec<f32> {
+    let mut values = vec![0.0; p.numel()];
+    if case == "initial" {
+        p.spec.init_stream(SEED).fill(0, &mut values);
+        return values;
+    }
+    InitStream::new(SEED, &p.spec.name, Init::Normal { std: 0.15 }).fill(0, &mut values);
+    if p.spec.init == Init::Constant(1.0) {
+        values.iter_mut().for_each(|v| *v += 1.0);
+    }
+    values
+}

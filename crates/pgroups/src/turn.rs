@@ -1,0 +1,108 @@
+//! The only way to a parameter's value.
+
+use device::{Stream, View, Why};
+
+use crate::{
+    error::PgError,
+    param::Param,
+    publish::{After, Recorder},
+};
+
+/// The part of a step that a read belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pass {
+    /// Reads make sure that values are published.
+    Forward,
+    /// Reads what forward read.
+    Backward,
+    /// Forward once more, inside backward: reads what forward read.
+    Recompute,
+}
+
+/// Which pass this is, and whether it is being captured: handed down to whoever reads parameters, never ambient.
+///
+/// | pass | eager | recorded |
+/// |---|---|---|
+/// | forward | issue the publication, order this stream behind it, refuse stale values | record the read, issue nothing |
+/// | backward, recompute | the value only | the value only |
+/// | end of a read, any pass | tell the publisher | record |
+/// | gradient landed, any pass | tell the sink | record |
+pub struct Turn<'c> {
+    pass: Pass,
+    recorder: Option<&'c mut (dyn Recorder + 'c)>,
+}
+
+impl<'c> Turn<'c> {
+    /// Orders a reading stream behind the publication of what it reads.
+    pub const READ_AFTER_PUBLISH: Why = Why("pgroups.read_after_publish");
+
+    /// A pass that runs as it is submitted.
+    #[must_use]
+    pub fn eager(pass: Pass) -> Turn<'c> {
+        Turn { pass, recorder: None }
+    }
+
+    /// A pass that is being captured.
+    pub fn recorded(pass: Pass, by: &'c mut (dyn Recorder + 'c)) -> Turn<'c> {
+        Turn { pass, recorder: Some(by) }
+    }
+
+    /// The pass.
+    #[must_use]
+    pub fn pass(&self) -> Pass {
+        self.pass
+    }
+
+    /// The value of `param`, readable by what is submitted to `stream` from now on.
+    ///
+    /// # Errors
+    /// [`PgError::Stale`] in an eager forward pass if the last write was not published, also when whoever owns the
+    /// schedule has switched publication off; the publisher's, the recorder's or the device's error.
+    pub fn read(&mut self, param: &Param, stream: &Stream) -> Result<View, PgError> {
+        match (self.pass, &mut self.recorder) {
+            (Pass::Forward, Some(recorder)) => recorder.read(param, stream)?,
+            (Pass::Forward, None) => make_ready(param, stream)?,
+            (Pass::Backward | Pass::Recompute, _) => {}
+        }
+        Ok(param.view())
+    }
+
+    /// The read of `param` on `stream` ends with what was submitted so far: its memory may be written behind that.
+    ///
+    /// # Errors
+    /// The publisher's or the recorder's.
+    pub fn done(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
+        match &mut self.recorder {
+            Some(recorder) => recorder.done(param, stream),
+            None => param.publisher().map_or(Ok(()), |publisher| publisher.done(After::Stream(stream))),
+        }
+    }
+
+    /// This use's gradient is in `param.main_grad()` behind what was submitted to `stream` so far.
+    ///
+    /// # Errors
+    /// The sink's or the recorder's.
+    pub fn landed(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
+        match &mut self.recorder {
+            Some(recorder) => recorder.landed(param, stream),
+            None => param.landed_sink().map_or(Ok(()), |sink| sink.landed(param, After::Stream(stream))),
+        }
+    }
+
+    /// Changes the pass; returns the one to go back to. Recompute inside backward needs it.
+    pub fn enter(&mut self, pass: Pass) -> Pass {
+        std::mem::replace(&mut self.pass, pass)
+    }
+}
+
+/// Issues, compares, then orders: a stale value is refused before anything waits for it.
+fn make_ready(param: &Param, stream: &Stream) -> Result<(), PgError> {
+    let Some(publisher) = param.publisher() else { return Ok(()) };
+    publisher.issue()?;
+    let epochs = publisher.epochs();
+    if !epochs.is_current() {
+        let (written, issued) = (epochs.written, epochs.issued);
+        return Err(PgError::Stale { param: param.name().to_owned(), written, issued });
+    }
+    Ok(stream.wait(publisher.event(), Turn::READ_AFTER_PUBLISH)?)
+}

@@ -1,0 +1,166 @@
+//! What one rank owns, and one step of it. Nothing here knows which driver it runs on.
+
+use std::sync::Arc;
+
+use data::Batch;
+use ddp::{Adam, AdamConfig, DecayRange, Replicas};
+use device::ops::{Factor, Sum};
+use device::{DType, Frame, FramePlan, MemoryKind, Stream, View};
+use model::{Decay, Gpt, GptPlan, Microbatch};
+use pgroups::{Key, Needs, ParamSet, ParamTypes, Pass, ProcessGroups, Rank, Seed, Turn, Whole};
+
+use crate::{Config, TrainError};
+
+/// Plans of the two kinds of pass: a training microbatch, and the next token of a sample.
+#[derive(Clone)]
+pub(super) struct Plans {
+    pub(super) train: Arc<FramePlan>,
+    pub(super) sample: Arc<FramePlan>,
+}
+
+/// Everything that one rank owns.
+pub(super) struct RankRun {
+    pub(super) stream: Stream,
+    pub(super) model: Gpt,
+    pub(super) params: ParamSet,
+    pub(super) adam: Adam,
+    /// Training microbatches.
+    pub(super) frame: Frame,
+    /// Next tokens.
+    pub(super) sample_frame: Frame,
+    replicas: Replicas,
+    inputs: Inputs,
+    /// f32 `[1]`: mean over the global batch, in nats per token.
+    pub(super) loss: View,
+    microbatches: usize,
+}
+
+/// Memory that the host fills.
+struct Inputs {
+    /// i32 `[micro_batch, seq_len]`.
+    tokens: View,
+    targets: View,
+    /// i32 `[1, seq_len]`.
+    prompt: View,
+    /// f32 `[1]`: 0 in the first microbatch of a step, then 1.
+    keep: View,
+    /// f32 `[microbatches]`: mean loss of each.
+    losses: View,
+}
+
+impl RankRun {
+    /// Allocates and initialises. Frames are planned if there are plans; without, they record.
+    pub(super) fn build(rank: &Rank, config: &Config, plans: Option<&Plans>) -> Result<RankRun, TrainError> {
+        let layout = config.ranks();
+        let groups = ProcessGroups::build(rank, &layout, &Needs::keys([Key::DP_CP]))?;
+        let replicas = Replicas::new(groups.get(&Key::DP_CP, "gradient reduction")?.clone());
+        let stream = rank.device.stream("compute")?;
+        let plan = gpt_plan(config)?;
+        let params = ParamSet::allocate(rank, &layout, &plan.specs(), ParamTypes::default())?;
+        params.fill(&stream, Seed(config.train.seed))?;
+        let model = plan.build(params.params())?;
+        let o = &config.optimizer;
+        let adam = AdamConfig { beta1: o.beta1, beta2: o.beta2, eps: o.eps, clip: o.clip };
+        let decays = decay_ranges(&plan, &params, o.weight_decay);
+        let adam = Adam::new(&stream, params.values(), params.grads(), &decays, adam)?;
+        let frame = |name, plan: Option<&Arc<FramePlan>>| match plan {
+            Some(plan) => Frame::planned(&stream, plan),
+            None => Ok(Frame::recording(&stream, name)),
+        };
+        let inputs = Inputs::alloc(rank, config)?;
+        let loss = rank.device.alloc("loss", &[1], DType::F32, MemoryKind::Other)?;
+        Ok(RankRun {
+            model,
+            adam,
+            frame: frame("train", plans.map(|p| &p.train))?,
+            sample_frame: frame("sample", plans.map(|p| &p.sample))?,
+            replicas,
+            inputs,
+            loss,
+            microbatches: config.microbatches() as usize,
+            params,
+            stream,
+        })
+    }
+
+    /// Submits one step: every microbatch forward and backward, the reductions, the update. Waits for nothing.
+    pub(super) fn step(&mut self, batch: &Batch, lr: f32) -> Result<(), TrainError> {
+        let _span = tracing::info_span!("trainer.run_step").entered();
+        let stream = self.stream.clone();
+        for (at, part) in batch.microbatches().enumerate() {
+            stream.upload(&self.inputs.tokens, part.inputs.to_vec())?;
+            stream.upload(&self.inputs.targets, part.targets.to_vec())?;
+            stream.upload(&self.inputs.keep, vec![if at == 0 { 0f32 } else { 1.0 }])?;
+            self.microbatch(at)?;
+        }
+        let mean = Factor::Const(1.0 / self.microbatches as f32);
+        stream.launch(Sum { x: &self.inputs.losses, factor: mean, total: &self.loss }.op("loss")?)?;
+        self.replicas.average_loss(&stream, &self.loss)?;
+        self.replicas.average_grads(&stream, self.params.grads())?;
+        self.adam.step(&stream, lr)?;
+        Ok(())
+    }
+
+    /// Waits until every rank has come here.
+    pub(super) fn meet(&self) -> Result<(), TrainError> {
+        self.replicas.meet(&self.stream)?;
+        Ok(self.stream.synchronize()?)
+    }
+
+    fn microbatch(&mut self, at: usize) -> Result<(), TrainError> {
+        let Inputs { tokens, targets, keep, losses, .. } = &self.inputs;
+        let token_scale = Factor::Const(1.0 / (tokens.numel() * self.microbatches) as f32);
+        let loss = losses.flat(at..at + 1)?;
+        let microbatch = Microbatch { tokens, targets, loss: &loss, token_scale, slot: 0 };
+        self.frame.restart();
+        let mut weights = Whole::new(Turn::eager(Pass::Forward));
+        self.model.forward_loss(&mut self.frame, &mut weights, &microbatch)?;
+        let mut weights = Whole::keeping(Turn::eager(Pass::Backward), keep);
+        self.model.backward(&mut self.frame, &mut weights, 0)?;
+        Ok(())
+    }
+
+    /// Submits a pass that gives the logits `[1, vocab]` behind position `at` of `tokens`, `seq_len` of them.
+    pub(super) fn next_logits(&mut self, tokens: &[i32], at: usize) -> Result<View, TrainError> {
+        self.stream.upload(&self.inputs.prompt, tokens.to_vec())?;
+        self.sample_frame.restart();
+        let mut weights = Whole::new(Turn::eager(Pass::Forward));
+        Ok(self.model.logits(&mut self.sample_frame, &mut weights, &self.inputs.prompt, at)?)
+    }
+}
+
+impl Inputs {
+    fn alloc(rank: &Rank, config: &Config) -> Result<Inputs, TrainError> {
+        let alloc = |label: &str, shape: &[usize], dtype| rank.device.alloc(label, shape, dtype, MemoryKind::Other);
+        let batch = [config.train.micro_batch as usize, config.model.seq_len];
+        Ok(Inputs {
+            tokens: alloc("tokens", &batch, DType::I32)?,
+            targets: alloc("targets", &batch, DType::I32)?,
+            prompt: alloc("prompt", &[1, config.model.seq_len], DType::I32)?,
+            keep: alloc("keep", &[1], DType::F32)?,
+            losses: alloc("losses", &[config.microbatches() as usize], DType::F32)?,
+        })
+    }
+}
+
+/// The model that a configuration asks for.
+pub(super) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
+    let m = &config.model;
+    Ok(GptPlan::new(model::GptConfig {
+        layers: m.layers,
+        dim: m.dim,
+        heads: m.heads,
+        ffn_dim: m.ffn_dim,
+        vocab: m.vocab,
+        vocab_rows: m.vocab,
+        seq_len: m.seq_len,
+        output: if m.tied { model::Output::Tied } else { model::Output::Own },
+    })?)
+}
+
+/// Every element of the flat buffer; the gap behind a parameter goes with it.
+fn decay_ranges(plan: &GptPlan, params: &ParamSet, weight_decay: f64) -> Vec<DecayRange> {
+    let decays = plan.params().iter().map(|p| if p.decay == Decay::Applied { weight_decay } else { 0.0 });
+    let slots = params.placed().iter().map(|p| p.slot.clone());
+    slots.zip(decays).map(|(range, weight_decay)| DecayRange { range, weight_decay }).collect()
+}

@@ -1,0 +1,101 @@
+//! The command, as a process of its own.
+
+use std::process::{Command, Output};
+
+use crate::fixture::Folder;
+
+fn trainer(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_trainer")).args(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn groups_prints_every_key_as_json() {
+    let output = trainer(&["groups", "--world", "8", "--layout", "tp=2,gtp=2,dp=2", "--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let groups: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let want = [
+        ("tp", "[[0,1],[2,3],[4,5],[6,7]]"),
+        ("gtp", "[[0,2],[1,3],[4,6],[5,7]]"),
+        ("dp", "[[0,4],[1,5],[2,6],[3,7]]"),
+        ("cp", "[[0],[1],[2],[3],[4],[5],[6],[7]]"),
+        ("pp", "[[0],[1],[2],[3],[4],[5],[6],[7]]"),
+        ("dp_cp", "[[0,4],[1,5],[2,6],[3,7]]"),
+        ("dp_cp_gtp", "[[0,2,4,6],[1,3,5,7]]"),
+        ("mp", "[[0,1,2,3],[4,5,6,7]]"),
+    ];
+    for (key, lists) in want {
+        assert_eq!(groups[key].to_string(), lists, "{key}");
+    }
+}
+
+#[test]
+fn groups_follows_the_order_it_is_given() {
+    let args = ["groups", "--world", "8", "--layout", "tp=2,pp=2,dp=2", "--order", "tp-pp-dp", "--json"];
+    let groups: serde_json::Value = serde_json::from_str(&stdout(&trainer(&args))).unwrap();
+    assert_eq!(groups["pp"].to_string(), "[[0,2],[1,3],[4,6],[5,7]]");
+    let refused = trainer(&["groups", "--world", "8", "--layout", "tp=3"]);
+    assert!(!refused.status.success());
+    assert!(stderr(&refused).contains("dense tp=3 x gtp=1"), "{}", stderr(&refused));
+}
+
+#[test]
+fn a_run_that_cannot_begin_says_why_and_fails() {
+    let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
+    let config = folder.config();
+    let config = config.to_str().unwrap();
+    let run_dir = folder.path().join("run");
+    let run_dir = run_dir.to_str().unwrap();
+    let cases = [
+        (["--set", "train.stepz=3"], "nearest valid: train.steps = 3"),
+        (["--set", "model.seq_len=100000"], "tokens"),
+        (["--set", "data.path=nothing/*.txt"], "nothing/*.txt"),
+        (["--set", "layout.tp=2"], "layout.tp = 2"),
+        (["--set", "device.kind=dry"], "trainer plan"),
+    ];
+    for (set, text) in cases {
+        let output = trainer(&["train", config, "--run-dir", run_dir, set[0], set[1]]);
+        assert!(!output.status.success(), "{set:?}");
+        assert!(stderr(&output).contains(text), "{set:?}: {}", stderr(&output));
+        assert!(!folder.path().join("run/metrics.jsonl").exists(), "{set:?} left metrics");
+    }
+}
+
+#[test]
+fn plan_needs_no_data_and_names_every_kind_of_memory() {
+    let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
+    let output = trainer(&["plan", folder.config().to_str().unwrap(), "--set", "data.path=nothing.txt"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for kind in ["param", "grad", "optimizer", "arena", "other"] {
+        assert!(stdout(&output).contains(kind), "{}", stdout(&output));
+    }
+}
+
+#[test]
+fn the_process_grows_by_what_was_planned() {
+    // Large enough that threads and packing buffers are small beside it.
+    let folder = Folder::with_config(
+        "[layout]\ndp = 2\n[train]\nsteps = 3\nglobal_batch = 16\n[device]\nthreads = 2\n\
+         [optimizer]\nlr = 1e-3\nwarmup_steps = 1\n",
+    );
+    let run_dir = folder.path().join("run");
+    let set = ["model.dim=256", "model.heads=4", "model.seq_len=128", "model.layers=3"];
+    let mut args = vec!["train", "", "--run-dir", run_dir.to_str().unwrap()];
+    let config = folder.config();
+    args[1] = config.to_str().unwrap();
+    set.iter().for_each(|s| args.extend(["--set", s]));
+    let output = trainer(&args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    let line = text.lines().find(|l| l.starts_with("memory: ")).expect("a memory line");
+    let numbers: Vec<f64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+    let [planned, grown] = numbers[..] else { panic!("{line}") };
+    assert!((grown - planned).abs() <= 0.1 * planned, "{line}");
+}
