@@ -45,11 +45,16 @@ impl Engine {
         }
     }
 
-    /// The caller holds the stream's submission lock, so the order of pushes is the order of positions.
-    pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) {
+    /// The caller holds the stream's submission lock, so the order of pushes is the order of positions. It gets
+    /// finished items back, for the inbox to free when the lock is let go.
+    #[must_use]
+    pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) -> Vec<Item> {
         match self {
             Engine::Cpu(cpu) => cpu.push(stream, item),
-            Engine::Sim(sim) => sim.push(stream, item),
+            Engine::Sim(sim) => {
+                sim.push(stream, item);
+                Vec::new()
+            }
         }
     }
 

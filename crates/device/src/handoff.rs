@@ -35,22 +35,36 @@ struct InboxState<T> {
     scheduled: bool,
 }
 
+/// What a push found.
+pub(crate) struct Pushed<T> {
+    /// The stream was idle: the caller must put it on the ready queue.
+    pub(crate) was_idle: bool,
+    /// Finished items, for [`Inbox::free`].
+    pub(crate) spent: Vec<T>,
+}
+
+impl<T> InboxState<T> {
+    fn take_spent(&mut self) -> Vec<T> {
+        if self.spent.is_empty() {
+            return Vec::new();
+        }
+        let free = mem::take(&mut self.free);
+        mem::replace(&mut self.spent, free)
+    }
+}
+
 impl<T> Inbox<T> {
     pub(crate) fn new() -> Self {
         let state = InboxState { items: Vec::new(), spent: Vec::new(), free: Vec::new(), scheduled: false };
         Inbox { state: Mutex::new(state) }
     }
 
-    /// True when the stream was idle: the caller must put it on the ready queue.
     #[must_use]
-    pub(crate) fn push(&self, item: T) -> bool {
+    pub(crate) fn push(&self, item: T) -> Pushed<T> {
         let mut state = lock(&self.state);
         state.items.push(item);
         let was_idle = !mem::replace(&mut state.scheduled, true);
-        if !state.spent.is_empty() {
-            self.free_spent(state);
-        }
-        was_idle
+        Pushed { was_idle, spent: state.take_spent() }
     }
 
     /// Takes what was pushed and not yet taken. The stream stays with whoever owns it.
@@ -60,18 +74,17 @@ impl<T> Inbox<T> {
 
     /// Frees finished items on this thread.
     pub(crate) fn sweep(&self) {
-        let state = lock(&self.state);
-        if !state.spent.is_empty() {
-            self.free_spent(state);
-        }
+        let spent = lock(&self.state).take_spent();
+        self.free(spent);
     }
 
-    fn free_spent(&self, mut state: MutexGuard<'_, InboxState<T>>) {
-        let free = mem::take(&mut state.free);
-        let mut spent = mem::replace(&mut state.spent, free);
-        drop(state);
-        spent.clear();
-        lock(&self.state).free = spent;
+    /// Frees what a push gave back. What an item owns may submit to this very stream when it goes, so the caller
+    /// holds no lock.
+    pub(crate) fn free(&self, mut spent: Vec<T>) {
+        if spent.capacity() > 0 {
+            spent.clear();
+            lock(&self.state).free = spent;
+        }
     }
 
     /// Swaps the finished `batch` for what has been pushed since. False: there is nothing, and the stream is idle
@@ -281,7 +294,7 @@ mod loom_tests {
                 move || work(&ready, 2)
             });
             for item in [1, 2] {
-                if stream.push(item) {
+                if stream.push(item).was_idle {
                     ready.push(stream.clone());
                 }
             }
@@ -311,7 +324,7 @@ mod loom_tests {
             };
             let workers = [worker(), worker()];
             for item in [1, 2] {
-                if stream.push(item) {
+                if stream.push(item).was_idle {
                     ready.push(stream.clone());
                 }
             }

@@ -98,7 +98,9 @@ impl StreamInner {
             debug_assert!(parked.is_empty(), "BUG: nobody else has this mark");
         } else {
             submit.next += 1;
-            self.device.machine.engine.push(self, Item::Record(mark.clone()));
+            let spent = self.device.machine.engine.push(self, Item::Record(mark.clone()));
+            drop(submit);
+            self.inbox.free(spent);
         }
         mark
     }
@@ -186,7 +188,9 @@ impl Stream {
             accesses: op.accesses.iter().map(TraceAccess::from).collect(),
         });
         let body = Arc::new(OpBody { op, stream: inner.index, seq });
-        inner.device.machine.engine.push(inner, Item::Op(body));
+        let spent = inner.device.machine.engine.push(inner, Item::Op(body));
+        drop(submit);
+        inner.inbox.free(spent);
         Ok(())
     }
 
@@ -211,7 +215,9 @@ impl Stream {
             event: event.name().to_owned(),
             generation,
         });
-        inner.device.machine.engine.push(inner, Item::Record(mark));
+        let spent = inner.device.machine.engine.push(inner, Item::Record(mark));
+        drop((latest, submit));
+        inner.inbox.free(spent);
         Ok(())
     }
 
@@ -257,7 +263,9 @@ impl Stream {
             }
             submit.behind[from] = bound.seq + 1;
             submit.next += 1;
-            machine.engine.push(inner, Item::Wait(bound.mark));
+            let spent = machine.engine.push(inner, Item::Wait(bound.mark));
+            drop(submit);
+            inner.inbox.free(spent);
         }
         Ok(())
     }
@@ -347,7 +355,9 @@ impl Stream {
             stream: inner.index,
             seq,
         };
-        inner.device.machine.engine.push(inner, Item::Joint(Arc::new(body)));
+        let spent = inner.device.machine.engine.push(inner, Item::Joint(Arc::new(body)));
+        drop((next, submit));
+        inner.inbox.free(spent);
     }
 
     /// Copies host values into `view`, in row-major order, when the stream gets there.

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     exec::{self, Crew},
-    tiles::TileJob,
+    tiles::{TileJob, catch},
 };
 use crate::{
     OpError,
@@ -46,10 +46,12 @@ impl CpuEngine {
         CpuEngine { pool, workers: Mutex::new(workers) }
     }
 
-    pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) {
-        if stream.inbox.push(item) {
+    pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) -> Vec<Item> {
+        let pushed = stream.inbox.push(item);
+        if pushed.was_idle {
             self.pool.ready.push(stream.clone());
         }
+        pushed.spent
     }
 
     pub(crate) fn resume(&self, stream: &Arc<StreamInner>) {
@@ -74,7 +76,7 @@ impl CpuEngine {
         while !self.pool.end_idle(stream) && !on_worker && begin.elapsed() < limit {
             let end: &Arc<Mark> = end.get_or_insert_with(|| {
                 let mark = Arc::new(Mark::new());
-                self.push(stream, Item::Record(mark.clone()));
+                stream.inbox.free(self.push(stream, Item::Record(mark.clone())));
                 mark
             });
             // Looks again now and then: the stream may have parked just before it could see that it was dropped.
@@ -118,10 +120,22 @@ impl Drop for CpuEngine {
 impl Pool {
     fn work(&self) {
         loop {
-            match self.ready.take() {
-                Work::Stream(stream) => self.run(&stream),
-                Work::Help(job) => job.work(),
-                Work::Close => return,
+            let work = self.ready.take();
+            if matches!(work, Work::Close) {
+                return;
+            }
+            // Operations are caught where they run; what they own can still panic when it goes, here with the last
+            // reference to its stream, and the worker has others to serve.
+            let ended = catch(|| {
+                match work {
+                    Work::Stream(stream) => self.run(&stream),
+                    Work::Help(job) => job.work(),
+                    Work::Close => {}
+                }
+                Ok(())
+            });
+            if let Err(panic) = ended {
+                tracing::error!(panic = %panic, "cpu.catch_panic");
             }
         }
     }

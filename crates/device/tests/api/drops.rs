@@ -4,6 +4,7 @@ use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     time::{Duration, Instant},
 };
@@ -25,7 +26,8 @@ conformance! {
         a_dropped_stream_is_not_waited_for_any_more;
     computing:
         an_operation_may_own_the_last_handle_of_a_stream,
-        thrown_away_operations_let_go_of_what_they_own;
+        thrown_away_operations_let_go_of_what_they_own,
+        what_an_operation_owns_may_submit_when_it_goes;
     blocking:
         dropping_waits_for_the_operation_that_runs,
         nothing_runs_behind_work_that_was_thrown_away
@@ -222,6 +224,44 @@ fn thrown_away_operations_let_go_of_what_they_own(driver: &Driver) {
         assert!(begin.elapsed() < LIMIT, "{} operations were kept", Arc::strong_count(&owned) - 1);
         std::thread::yield_now();
     }
+}
+
+/// Launches on the stream that its owner ran on.
+struct Parting(Stream, Counter);
+
+impl Drop for Parting {
+    fn drop(&mut self) {
+        self.0.launch(self.1.op(Vec::new())).unwrap();
+    }
+}
+
+fn what_an_operation_owns_may_submit_when_it_goes(driver: &Driver) {
+    let machine = driver.machine();
+    let (ended, end) = mpsc::channel();
+    let submit = std::thread::spawn(move || {
+        let (device, stream) = open(&machine, 0, "compute");
+        let (parting, filling) = (Counter::default(), Counter::default());
+        for _ in 0..30 {
+            let owned = Parting(stream.clone(), parting.clone());
+            let own = move |_: &mut Args<'_>| {
+                let _ = &owned;
+                Ok(())
+            };
+            stream.launch(Op::host("own", "test", Vec::new(), own)).unwrap();
+            // Until it has run and goes with the next submission.
+            for _ in 0..20 {
+                std::thread::sleep(Duration::from_micros(20));
+                stream.launch(filling.op(Vec::new())).unwrap();
+            }
+        }
+        // The first lets go of the last operations, the second waits for what they submitted.
+        stream.synchronize().unwrap();
+        stream.synchronize().unwrap();
+        ended.send((parting.get(), filling.get())).unwrap();
+        drop(device);
+    });
+    assert_eq!(end.recv_timeout(LIMIT).expect("a submission waits for itself"), (30, 600));
+    submit.join().unwrap();
 }
 
 fn dropping_waits_for_the_operation_that_runs(driver: &Driver) {
