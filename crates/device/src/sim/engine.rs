@@ -1,23 +1,22 @@
 //! The scheduler: queues of all streams of all ranks, and one step at a time.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::{Arc, Condvar, Mutex, MutexGuard, Weak, atomic::Ordering},
-    thread::{self, ThreadId},
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex, MutexGuard, atomic::Ordering},
+    thread,
 };
 
 use super::{
     chooser::{Choice, Chooser},
-    exchanging::Exchanging,
-    hosts::{Host, Hosts},
+    hosts::Host,
+    state::{Candidate, Lane, Meet, State, key},
 };
 use crate::{
-    Asked, Departure, Error,
+    Asked, Error,
     cpu::{self, Alone},
     device::DeviceInner,
     engine::Waited,
-    meeting::{Arrival, Met},
-    stream::{Item, Mark, OpBody, StreamInner},
+    stream::{Item, Mark, StreamInner},
 };
 
 /// Runs operations of all ranks one after the other.
@@ -27,60 +26,9 @@ pub(crate) struct SimEngine {
     turn: Condvar,
 }
 
-/// Streams by rank, then by number.
-type Key = (u32, u32);
-
-struct State {
-    chooser: Chooser,
-    streams: BTreeMap<Key, Lane>,
-    /// What streams that were dropped still had to wait for and to record.
-    orphans: Vec<VecDeque<Item>>,
-    hosts: Hosts,
-    /// The thread that makes steps now. Operations run without the lock, because they may own handles whose drop
-    /// comes back here; until they are done, nobody else gets past [`SimEngine::free`].
-    driver: Option<ThreadId>,
-    /// Counts what has run.
-    step: u64,
-}
-
-/// One stream's queue.
-struct Lane {
-    stream: Weak<StreamInner>,
-    queue: VecDeque<Item>,
-    /// In a joint operation: the stream goes on when its own part is delivered.
-    meet: Option<Meet>,
-}
-
-#[derive(Clone)]
-enum Meet {
-    /// Others are missing. The stream's `at_joint` flag falls when the meeting is given up.
-    Parked,
-    /// All have come.
-    Here { exchange: Arc<Exchanging>, member: usize },
-}
-
-/// Something that may run now.
-enum Candidate {
-    Op(Arc<StreamInner>, Arc<OpBody>),
-    Take(Arc<Exchanging>),
-    Deliver(Arc<Exchanging>, usize),
-}
-
-fn key(stream: &StreamInner) -> Key {
-    (stream.device.rank, stream.index)
-}
-
 impl SimEngine {
     pub(crate) fn new(chooser: Chooser, computes: bool) -> Self {
-        let state = State {
-            chooser,
-            streams: BTreeMap::new(),
-            orphans: Vec::new(),
-            hosts: Hosts::default(),
-            driver: None,
-            step: 0,
-        };
-        SimEngine { computes, state: Mutex::new(state), turn: Condvar::new() }
+        SimEngine { computes, state: Mutex::new(State::new(chooser)), turn: Condvar::new() }
     }
 
     pub(crate) fn computes(&self) -> bool {
@@ -236,20 +184,17 @@ impl SimEngine {
 
     /// Runs one thing, or settles what costs no time; false if nothing can move.
     fn step<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, bool) {
-        let (mut candidates, settled) = state.settle_all();
-        if candidates.is_empty() || (settled && state.hosts.can_pass()) {
+        let settled = state.settle_all();
+        if state.heads.is_empty() || (settled && state.hosts.can_pass()) {
             return (state, settled);
         }
-        let picked = state.chooser.pick(candidates.len());
-        let candidate = candidates.swap_remove(picked);
+        let of = state.heads.len();
+        let picked = state.chooser.pick(of);
+        let key = state.heads[picked];
+        let candidate = state.candidate(key);
         state.step += 1;
         let step = state.step;
-        if let Candidate::Op(stream, _) = &candidate {
-            // `candidate` keeps it.
-            state.lane(stream).queue.pop_front();
-        }
         drop(state);
-        drop(candidates);
         self.run(candidate, step);
         (self.lock(), true)
     }
@@ -274,135 +219,5 @@ impl SimEngine {
                 lane.queue.pop_front();
             }
         }
-    }
-}
-
-impl State {
-    fn lane(&mut self, stream: &StreamInner) -> &mut Lane {
-        self.streams.get_mut(&key(stream)).expect("BUG: a stream that was never opened")
-    }
-
-    /// Does what costs no time everywhere. Returns what may run then, and whether anything was done.
-    fn settle_all(&mut self) -> (Vec<Candidate>, bool) {
-        let mut settled = false;
-        loop {
-            let mut candidates = Vec::new();
-            let keys: Vec<Key> = self.streams.keys().copied().collect();
-            let mut moved = false;
-            for key in keys {
-                moved |= self.settle(key, &mut candidates);
-            }
-            moved |= self.settle_orphans();
-            if !moved {
-                return (candidates, settled);
-            }
-            settled = true;
-        }
-    }
-
-    fn settle_orphans(&mut self) -> bool {
-        let before: usize = self.orphans.iter().map(VecDeque::len).sum();
-        for queue in &mut self.orphans {
-            while let Some(item) = queue.front() {
-                match item {
-                    Item::Wait(mark) if !mark.is_done() => break,
-                    Item::Record(mark) => drop(mark.complete()),
-                    Item::Wait(_) | Item::Op(_) | Item::Joint(_) => {}
-                }
-                queue.pop_front();
-            }
-        }
-        self.orphans.retain(|queue| !queue.is_empty());
-        self.orphans.iter().map(VecDeque::len).sum::<usize>() < before
-    }
-
-    /// Does what costs no time at the head of a stream, and adds what may run there to `candidates`. True if
-    /// anything changed that other streams may wait for.
-    fn settle(&mut self, key: Key, candidates: &mut Vec<Candidate>) -> bool {
-        let mut moved = false;
-        loop {
-            let lane = self.streams.get_mut(&key).expect("BUG: a key of this map");
-            let Some(stream) = lane.stream.upgrade() else { return moved };
-            match lane.meet.clone() {
-                Some(Meet::Parked) if stream.at_joint.load(Ordering::Acquire) => return moved,
-                Some(Meet::Parked) => {
-                    lane.meet = None;
-                    lane.queue.pop_front();
-                }
-                Some(Meet::Here { exchange, member }) => {
-                    if exchange.is_taken() {
-                        candidates.push(Candidate::Deliver(exchange, member));
-                    } else if member == 0 {
-                        candidates.push(Candidate::Take(exchange));
-                    }
-                    return moved;
-                }
-                None => match lane.queue.front().cloned() {
-                    None => return moved,
-                    Some(Item::Wait(mark)) if !mark.is_done() => return moved,
-                    Some(Item::Wait(_)) => drop(lane.queue.pop_front()),
-                    Some(Item::Record(mark)) => {
-                        let parked = mark.complete();
-                        debug_assert!(parked.is_empty(), "BUG: the simulator asks marks, it never parks");
-                        lane.queue.pop_front();
-                    }
-                    Some(Item::Op(body)) => {
-                        candidates.push(Candidate::Op(stream, body));
-                        return moved;
-                    }
-                    Some(Item::Joint(body)) => {
-                        stream.at_joint.store(true, Ordering::Release);
-                        lane.meet = Some(Meet::Parked);
-                        self.arrive(Arrival { stream, body });
-                    }
-                },
-            }
-            moved = true;
-        }
-    }
-
-    fn arrive(&mut self, arrival: Arrival) {
-        let (machine, meeting) = (arrival.stream.device.machine.clone(), arrival.body.meeting.clone());
-        let let_go = |arrivals: &[Arrival]| {
-            arrivals.iter().for_each(|a| a.stream.at_joint.store(false, Ordering::Release));
-        };
-        match meeting.arrive(arrival) {
-            Met::Parked => {}
-            Met::Ready(arrivals) => {
-                let exchange = Arc::new(Exchanging::new(arrivals));
-                for (member, a) in exchange.arrivals.iter().enumerate() {
-                    self.lane(&a.stream).meet = Some(Meet::Here { exchange: exchange.clone(), member });
-                }
-            }
-            Met::Disagree { arrivals, asked } => {
-                cpu::disagree(&arrivals, asked);
-                let_go(&arrivals);
-            }
-            Met::Gone { arrivals, rank, how } => {
-                machine.poison(&arrivals, rank, &how);
-                let_go(&arrivals);
-            }
-        }
-    }
-
-    /// The devices of all hosts that have streams.
-    fn devices_of_hosts(&self) -> Vec<Arc<DeviceInner>> {
-        let streams = self.streams.values().filter_map(|lane| lane.stream.upgrade());
-        let mut devices: Vec<Arc<DeviceInner>> = streams.map(|s| s.device.clone()).collect();
-        devices.retain(|d| self.hosts.by_rank.contains_key(&d.rank));
-        devices.dedup_by_key(|d| d.rank);
-        devices
-    }
-
-    /// Nothing can run: every device of `devices` fails with what all wait for, so that everything queued is
-    /// skipped.
-    fn deadlock(&self, devices: &[&DeviceInner], mut waiting: Asked) {
-        waiting.0.extend(self.hosts.waiting().0);
-        let machine = &devices.first().expect("BUG: a host waits for a stream that is gone").machine;
-        let error = Error::Deadlock { waiting, pending: machine.pending() };
-        let how = Departure::Failed(error.chain());
-        let first: Vec<_> = devices.iter().filter(|d| d.set_error(error.clone())).collect();
-        assert!(!first.is_empty(), "BUG: a failed device has work that cannot be skipped");
-        first.iter().for_each(|d| d.machine.depart(d.rank, how.clone()));
     }
 }

@@ -5,6 +5,7 @@ mod engine;
 mod exchanging;
 mod hosts;
 mod search;
+mod state;
 
 pub(crate) use self::chooser::Chooser;
 pub(crate) use self::engine::SimEngine;
