@@ -38,9 +38,9 @@ impl Cut {
         Cut::at_least(Axis::Rows, rows, piece.div_ceil(cost.max(1)), 1)
     }
 
-    /// Columns of `cost` each, `piece` to a piece; never narrower than 2 KiB of f32, because memory is read in runs.
+    /// Columns of `cost` each, `piece` to a piece; never narrower than 3 KiB of f32, because memory is read in runs.
     pub(crate) fn cols(cols: usize, cost: usize, piece: usize) -> Cut {
-        Cut::at_least(Axis::Cols, cols, piece.div_ceil(cost.max(1)).max(512), 64)
+        Cut::at_least(Axis::Cols, cols, piece.div_ceil(cost.max(1)).max(768), 64)
     }
 
     /// An element-wise kernel over `rows` by `cols`, `cost` bytes an element: by rows where there are enough of them.
