@@ -38,11 +38,6 @@ impl Engine {
         }
     }
 
-    /// Threads of its own hold streams for a while.
-    pub(crate) fn has_workers(&self) -> bool {
-        matches!(self, Engine::Cpu(_))
-    }
-
     pub(crate) fn open(&self, stream: &Arc<StreamInner>) {
         match self {
             Engine::Cpu(_) => {}
@@ -73,7 +68,7 @@ impl Engine {
         }
     }
 
-    /// The stream was cancelled: waits until nothing of it runs.
+    /// The stream was dropped: waits until nothing of it runs, and throws away what is queued.
     pub(crate) fn close(&self, stream: &Arc<StreamInner>) {
         match self {
             Engine::Cpu(cpu) => cpu.close(stream),
@@ -81,7 +76,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn expect(&self, ranks: impl IntoIterator<Item = u32>) {
+    pub(crate) fn expect(&self, ranks: &[u32]) {
         if let Engine::Sim(sim) = self {
             sim.expect(ranks);
         }
