@@ -13,6 +13,8 @@ mod frame;
 mod handoff;
 mod machine;
 mod meeting;
+#[cfg(test)]
+mod miri_tests;
 mod op;
 pub mod ops;
 mod region;
