@@ -47,3 +47,13 @@ pub use self::stream::Stream;
 pub use self::trace::{Trace, TraceAccess, TraceEvent, WaitOutcome, Work};
 pub use self::view::{Allocation, MemoryKind, View};
 pub use self::why::Why;
+
+/// The page's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/device.md")]
+struct Page;
+
+/// So do the README's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
