@@ -194,7 +194,12 @@ fn waits_that_add_no_order_are_elided_and_the_others_are_not(driver: &Driver) {
     two.wait(&early, Why("enforced: recorded again")).unwrap();
     two.record(&early).unwrap();
     three.wait(&early, Why("enforced: recorded on another stream")).unwrap();
-    let want = [Enforced, Elided, Elided, Elided, Enforced, Enforced, Enforced, Enforced];
+    // An early position of a stream that nobody is behind yet.
+    let four = device.stream("four").unwrap();
+    four.record(&early).unwrap();
+    two.wait(&early, Why("enforced: a stream of its own")).unwrap();
+    three.wait(&early, Why("enforced: a stream of its own")).unwrap();
+    let want = [Enforced, Elided, Elided, Elided, Enforced, Enforced, Enforced, Enforced, Enforced, Enforced];
     assert_eq!(outcomes(&machine.trace_stop()), want);
     device.synchronize().unwrap();
 }
