@@ -69,6 +69,23 @@ pub enum TrainError {
     /// A run was asked for on the driver that has no values.
     #[error("device.kind = \"dry\" has no values to train with; `trainer plan` shows what it finds")]
     DryHasNoLosses,
+    /// A timeline of steps that the run does not have.
+    #[error(
+        "the timeline begins with step {first}, but the run ends with step {steps}: give --timeline-steps below it"
+    )]
+    TimelineBehindEnd {
+        /// First step to draw.
+        first: u64,
+        /// Steps of the run.
+        steps: u64,
+    },
+    /// The process cannot listen for signals.
+    #[error("cannot listen for Ctrl-C and SIGTERM")]
+    Signals {
+        /// What the operating system says.
+        #[source]
+        source: io::Error,
+    },
     /// A device refused or failed.
     #[error(transparent)]
     Device(#[from] device::Error),

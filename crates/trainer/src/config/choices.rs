@@ -63,6 +63,8 @@ choices! {
         Linear = "linear",
         /// In half a cosine wave to `min_lr` at the last step.
         Cosine = "cosine",
+        /// It stays, then goes in a straight line to `min_lr` over the last `decay_steps` (warm-up, stable, decay).
+        Wsd = "wsd",
     }
 
     /// When updated parameters are gathered.

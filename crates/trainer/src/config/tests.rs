@@ -234,8 +234,6 @@ fn what_this_version_cannot_do_is_refused_with_what_it_can() {
         ("layout.ep=2", "layout.ep = 1"),
         ("layout.pp=2", "layout.pp = 1"),
         ("train.recompute=block", "train.recompute = \"none\""),
-        ("train.eval_interval=5", "train.eval_interval = 0"),
-        ("train.loss_normalization=token", "train.loss_normalization = \"mean\""),
         ("optimizer.distributed=true", "optimizer.distributed = false"),
         ("precision.param=bf16", "precision.param = \"f32\""),
         ("precision.moments=bf16", "precision.moments = \"f32\""),
