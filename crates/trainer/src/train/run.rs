@@ -77,6 +77,8 @@ pub fn train(config: &Config, options: RunOptions) -> Result<Trained, TrainError
         return Err(TrainError::TimelineBehindEnd { first: *steps.start(), steps: config.train.steps });
     }
     let plan = plan_run(config)?;
+    // What the measurement of the peak leaves to the allocator is used again below.
+    let before = resident_bytes();
     let machine = machine(config)?;
     let peak = product_peak(&machine, 0)?;
     fs::create_dir_all(&dir).map_err(|source| TrainError::Write { path: dir.clone(), source })?;
@@ -85,7 +87,6 @@ pub fn train(config: &Config, options: RunOptions) -> Result<Trained, TrainError
     log.progress.note(plan.to_string().trim_end());
     let metrics_file = log.file.path().to_owned();
     let event_file = log.events.as_ref().map(|events| events.path().to_owned());
-    let before = resident_bytes();
     let traced = timeline.as_ref().map(|timeline| timeline.steps.clone());
     let shared = Shared {
         config,

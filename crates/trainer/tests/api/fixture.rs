@@ -4,7 +4,6 @@ use std::{
     fmt::Write,
     fs,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering},
 };
 
 use trainer::{Config, RunOptions, StepMetrics, Trained};
@@ -14,10 +13,10 @@ pub(crate) struct Folder(PathBuf);
 
 impl Folder {
     pub(crate) fn new() -> Folder {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("trainer-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
+        // Every test has a thread of its own, and may have several folders.
+        let test = format!("trainer-test-{}-{:?}", std::process::id(), std::thread::current().id());
+        let names = (0..).map(|n| std::env::temp_dir().join(format!("{test}-{n}")));
+        let path = names.into_iter().find(|path| fs::create_dir(path).is_ok()).expect("BUG: some name is free");
         Folder(path)
     }
 
