@@ -1,5 +1,7 @@
 use super::*;
 
+mod errors_page; // docs/errors.md
+
 const SMALL: &str = r#"
 [model]
 layers = 2

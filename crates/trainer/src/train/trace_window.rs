@@ -11,49 +11,53 @@ use crate::TrainError;
 /// begins and before it ends: what is recorded is whole steps, and the pipeline of steps is drained twice.
 pub(super) struct TraceWindow {
     machine: Machine,
+    /// The first rank begins and ends the recording, for all.
     is_first: bool,
-    /// From 1, both ends included.
-    steps: RangeInclusive<u64>,
     state: State,
 }
 
+/// `Before -begin-> Tracing -end-> Done`.
 enum State {
-    Before,
-    Tracing,
+    /// Steps from 1, both ends included.
+    Before(RangeInclusive<u64>),
+    Tracing {
+        last: u64,
+    },
+    /// With a trace on the first rank, if there was something to trace.
     Done(Option<Trace>),
 }
 
 impl TraceWindow {
     /// Around `steps`, or around nothing.
     pub(super) fn new(machine: &Machine, is_first: bool, steps: Option<RangeInclusive<u64>>) -> TraceWindow {
-        let state = if steps.is_some() { State::Before } else { State::Done(None) };
-        let steps = steps.unwrap_or(1..=0);
-        TraceWindow { machine: machine.clone(), is_first, steps, state }
+        TraceWindow { machine: machine.clone(), is_first, state: steps.map_or(State::Done(None), State::Before) }
     }
 
-    /// Before `step` is submitted; results of earlier steps that are under way have been waited for if this is true.
+    /// Whether it begins before `step`. The caller then waits for all earlier steps and calls [`TraceWindow::begin`].
     pub(super) fn begins_before(&self, step: u64) -> bool {
-        matches!(self.state, State::Before) && self.steps.contains(&step)
+        matches!(&self.state, State::Before(steps) if steps.contains(&step))
     }
 
-    /// Whether it ends behind `step`.
+    /// Whether it ends behind `step`. The caller then waits for that step and calls [`TraceWindow::end`].
     pub(super) fn ends_behind(&self, step: u64) -> bool {
-        matches!(self.state, State::Tracing) && step >= *self.steps.end()
+        matches!(self.state, State::Tracing { last } if step >= last)
     }
 
     /// All ranks begin it before the same step.
     pub(super) fn begin(&mut self, run: &RankRun) -> Result<(), TrainError> {
+        let State::Before(steps) = &self.state else { return Ok(()) };
+        let last = *steps.end();
         run.meet()?;
         if self.is_first {
             self.machine.trace_start();
         }
-        self.state = State::Tracing;
+        self.state = State::Tracing { last };
         run.meet()
     }
 
     /// All ranks end it behind the same step. Does nothing if it has not begun or has ended.
     pub(super) fn end(&mut self, run: &RankRun) -> Result<(), TrainError> {
-        if !matches!(self.state, State::Tracing) {
+        if !matches!(self.state, State::Tracing { .. }) {
             return Ok(());
         }
         run.meet()?;
@@ -65,7 +69,7 @@ impl TraceWindow {
     pub(super) fn into_trace(self) -> Option<Trace> {
         match self.state {
             State::Done(trace) => trace,
-            State::Before | State::Tracing => None,
+            State::Before(_) | State::Tracing { .. } => None,
         }
     }
 }
