@@ -89,6 +89,19 @@ fn microbatches_share_one_arena_as_small_as_a_single_ones() {
 }
 
 #[test]
+fn the_work_of_a_step_is_that_of_its_microbatches_and_of_nothing_else() {
+    let config = config();
+    let mut without = config.clone();
+    without.train.eval_interval = 0;
+    let mut double = config.clone();
+    double.train.global_batch *= 2;
+    let [work, without, double] = [&config, &without, &double].map(|config| plan_run(config).expect("a plan").work);
+    assert_eq!(work, without);
+    // A token's share of the products is the same in every microbatch; what is done once a step is not doubled.
+    assert!(double.flops > work.flops * 19 / 10 && double.flops < work.flops * 2, "{work:?} {double:?}");
+}
+
+#[test]
 fn a_pass_of_an_evaluation_needs_less_memory_than_one_of_training() {
     let plan = plan_run(&config()).expect("a plan");
     let eval = plan.eval.expect("a plan of evaluations");

@@ -4,10 +4,12 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use data::{Batches, BatchesConfig, Corpus, DataRank, DataRanks, Part, Tokenizer};
 use device::{FramePlan, Machine, MemoryKind, Trace, Work};
+use pgroups::Rank;
 
 use super::{
     eval::{Evaluator, eval_windows},
     rank::{Plans, RankRun, gpt_plan},
+    trace_window::TraceWindow,
 };
 use crate::{Config, StreamNames, TrainError};
 
@@ -26,7 +28,7 @@ pub struct RunPlan {
     pub eval: Option<Arc<FramePlan>>,
     /// Bytes of one rank, the arenas included.
     pub memory: BTreeMap<MemoryKind, usize>,
-    /// What one rank submits in a step, once to predict a token, and in a pass of an evaluation.
+    /// What one rank submits in a step.
     pub work: Work,
 }
 
@@ -54,7 +56,7 @@ pub fn plan_run(config: &Config) -> Result<RunPlan, TrainError> {
     Ok(dry_run(config)?.0)
 }
 
-/// As [`plan_run`], with the trace that the plan was read off and the names of its streams.
+/// As [`plan_run`], with the trace of the step and the names of its streams.
 ///
 /// # Errors
 /// As [`plan_run`].
@@ -63,32 +65,54 @@ pub fn dry_run(config: &Config) -> Result<(RunPlan, Trace, StreamNames), TrainEr
     let ranks = config.ranks().world_size();
     let machine = Machine::dry();
     let corpus = any_corpus(config)?;
-    machine.trace_start();
-    let dry = pgroups::local(&machine, ranks, |rank| -> Result<_, TrainError> {
-        let mut run = RankRun::build(&rank, config, None)?;
-        let batch = batches(config, &corpus, rank.global.0)?.next_batch()?;
-        run.stop.submit(&run.stream, None)?;
-        run.step(&batch.microbatches().collect::<Vec<_>>(), 0.0)?;
-        let windows = eval_windows(config, &corpus)?;
-        let mut eval = windows.map(|w| Evaluator::open(&run, &rank, config, w, None)).transpose()?;
-        if let Some(eval) = &mut eval {
-            eval.submit(&run)?;
-        }
-        run.next_logits(&vec![0; config.model.seq_len], 0)?;
-        rank.device.synchronize()?;
-        Ok((run, eval, rank.device.memory_by_kind()))
-    })?;
-    let trace = machine.trace_stop();
-    let names = StreamNames::new(dry.iter().map(|(run, ..)| vec![(run.stream.index(), run.stream.name().to_owned())]));
-    let (run, eval, mut memory) = dry.into_iter().next().expect("BUG: a layout has a rank");
-    let train = Arc::new(run.frame.plan(&trace)?);
-    let sample = Arc::new(run.sample_frame.plan(&trace)?);
-    let eval = eval.map(|eval| Ok::<_, TrainError>(Arc::new(eval.frame.plan(&trace)?))).transpose()?;
+    let dry = pgroups::local(&machine, ranks, |rank| dry_rank(&rank, &machine, config, &corpus))?;
+    let names = StreamNames::new(
+        dry.iter().map(|DryRank { run, .. }| vec![(run.stream.index(), run.stream.name().to_owned())]),
+    );
+    let DryRank { run, eval, mut memory, step, rest } = dry.into_iter().next().expect("BUG: a layout has a rank");
+    let (step, rest) = step.zip(rest).expect("BUG: the first rank traces");
+    let train = Arc::new(run.frame.plan(&step)?);
+    let sample = Arc::new(run.sample_frame.plan(&rest)?);
+    let eval = eval.map(|eval| Ok::<_, TrainError>(Arc::new(eval.frame.plan(&rest)?))).transpose()?;
     // The dry pass gave every buffer memory of its own.
     let arenas = train.bytes() + sample.bytes() + eval.as_ref().map_or(0, |eval| eval.bytes());
     memory.insert(MemoryKind::Arena, arenas);
     let parameters = gpt_plan(config)?.numel();
-    Ok((RunPlan { ranks, parameters, train, sample, eval, memory, work: trace.work(0) }, trace, names))
+    Ok((RunPlan { ranks, parameters, train, sample, eval, memory, work: step.work(0) }, step, names))
+}
+
+/// What a rank of a dry run leaves; traces on the first rank only.
+struct DryRank {
+    run: RankRun,
+    eval: Option<Evaluator>,
+    memory: BTreeMap<MemoryKind, usize>,
+    step: Option<Trace>,
+    /// An evaluation, if the configuration asks for some, and a token of a sample.
+    rest: Option<Trace>,
+}
+
+fn dry_rank(rank: &Rank, machine: &Machine, config: &Config, corpus: &Corpus) -> Result<DryRank, TrainError> {
+    let mut run = RankRun::build(rank, config, None)?;
+    let windows = eval_windows(config, corpus)?;
+    let mut eval = windows.map(|w| Evaluator::open(&run, rank, config, w, None)).transpose()?;
+    let window = || TraceWindow::new(machine, rank.global.0 == 0, Some(1..=1));
+
+    let mut of_step = window();
+    of_step.begin(&run)?;
+    let batch = batches(config, corpus, rank.global.0)?.next_batch()?;
+    run.stop.submit(&run.stream, None)?;
+    run.step(&batch.microbatches().collect::<Vec<_>>(), 0.0)?;
+    of_step.end(&run)?;
+
+    let mut of_rest = window();
+    of_rest.begin(&run)?;
+    if let Some(eval) = &mut eval {
+        eval.submit(&run)?;
+    }
+    run.next_logits(&vec![0; config.model.seq_len], 0)?;
+    of_rest.end(&run)?;
+    let memory = rank.device.memory_by_kind();
+    Ok(DryRank { run, eval, memory, step: of_step.into_trace(), rest: of_rest.into_trace() })
 }
 
 /// Text for one step and one pass of an evaluation on every rank; what is in it does not matter to a plan.

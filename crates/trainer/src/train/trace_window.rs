@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use device::{Machine, Trace};
+use device::{Machine, Trace, TraceEvent};
 
 use super::rank::RankRun;
 use crate::TrainError;
@@ -61,7 +61,8 @@ impl TraceWindow {
             return Ok(());
         }
         run.meet()?;
-        self.state = State::Done(self.is_first.then(|| self.machine.trace_stop()));
+        let group = run.stop.everyone().name();
+        self.state = State::Done(self.is_first.then(|| without_meetings(self.machine.trace_stop(), group)));
         run.meet()
     }
 
@@ -72,4 +73,12 @@ impl TraceWindow {
             State::Before(_) | State::Tracing { .. } => None,
         }
     }
+}
+
+/// The meetings at both ends are no part of what was to be traced.
+fn without_meetings(mut trace: Trace, of: &str) -> Trace {
+    let meeting =
+        |event: &TraceEvent| matches!(event, TraceEvent::Joint { group, what, .. } if group == of && what == "barrier");
+    trace.events.retain(|event| !meeting(event));
+    trace
 }

@@ -134,6 +134,8 @@ fn a_run_draws_the_steps_it_is_asked_for_and_trains_as_without() {
         assert_eq!(crate::fixture::bits(&run), crate::fixture::bits(&plain));
         let events = events(&fs::read_to_string(&path).unwrap());
         check(&events);
+        // How ranks met around the steps is not shown.
+        assert!(!events.iter().any(|e| e["name"].as_str().unwrap().starts_with("barrier")));
         for process in [1, 2] {
             let losses = |e: &&Value| e["name"] == "sum@loss" && e["pid"] == process && e["ph"] == "X";
             // Two microbatches and the step's mean, in two steps.
