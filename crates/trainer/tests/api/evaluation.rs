@@ -52,15 +52,29 @@ fn the_eval_loss_is_the_same_on_any_number_of_ranks_however_unequal_their_shares
 }
 
 #[test]
-fn the_eval_loss_is_the_mean_of_the_losses_of_its_samples() {
-    // A model that knows nothing yet and whose weights are all but still: each sample by itself, then all together.
+fn places_that_hold_no_sample_do_not_count() {
     let folder = Folder::with_config(TRAIN);
-    let of = |samples: u64| f64::from(f32::from_bits(still(&folder, 2, samples)[0]));
-    let all = of(0);
-    // Sizes of evaluations differ, but every one is near ln 256, and none is scaled by empty places.
-    for loss in [of(1), of(2), of(5), all] {
-        assert!((loss - 256f64.ln()).abs() < 0.3, "{loss}");
+    let of = |samples: u64, micro: u64| {
+        let set = [
+            format!("train.eval_samples={samples}"),
+            format!("train.micro_batch={micro}"),
+            "train.steps=1".to_owned(),
+            "optimizer.lr=1e-30".to_owned(),
+            "log.sample_tokens=0".to_owned(),
+        ];
+        let set: Vec<&str> = set.iter().map(String::as_str).collect();
+        f64::from(evals(&folder.train(&set))[0].1)
+    };
+    // One at a time no pass is part empty; the same samples in passes of 3 and 6 leave up to five places empty.
+    for samples in [1, 4, 7] {
+        let want = of(samples, 1);
+        for micro in [3, 6] {
+            let got = of(samples, micro);
+            assert!((got - want).abs() <= 2e-6 * want, "{samples} samples, {micro} at a time: {got} and {want}");
+        }
     }
+    // They are not all alike, so a wrong weight would show.
+    assert!((of(1, 1) - of(7, 1)).abs() > 1e-4);
 }
 
 #[test]

@@ -151,8 +151,8 @@ fn write_files(page: &mut String) {
     fs::write(dir.join("latin1.txt"), b"caf\xe9").unwrap();
     let shown = |error: TrainError| {
         let text = format!("{:#}", anyhow::Error::new(error));
-        text.replace(&*fs::canonicalize(&dir).unwrap().to_string_lossy(), "/home/me")
-            .replace(&*dir.to_string_lossy(), "/home/me")
+        text.replace(&*fs::canonicalize(&dir).unwrap().to_string_lossy(), "FOLDER")
+            .replace(&*dir.to_string_lossy(), "FOLDER")
     };
     page.push_str("\n## The file\n\nIt is not there, or it is no TOML.\n");
     let error = Config::load::<&str>(&dir.join("missing.toml"), &[]).unwrap_err();
