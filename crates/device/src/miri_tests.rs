@@ -86,10 +86,10 @@ fn miri_arguments_are_typed_strided_and_taken_once() {
             let again = args.rows::<f32>(0)?;
             let mut to = args.rows_mut::<f32>(1)?;
             let low = args.write::<bf16>(2)?;
-            for i in 0..from.len() {
+            for (i, low) in low.iter_mut().enumerate() {
                 let sum: f32 = from.row(i).iter().chain(again.row(i)).sum();
                 to.row_mut(i).iter_mut().for_each(|x| *x += sum);
-                low[i] = bf16::from_f32(to.row(i)[0]);
+                *low = bf16::from_f32(to.row(i)[0]);
             }
             assert!(
                 args.rows_mut::<f32>(1).is_err() && args.write::<bf16>(2).is_err() && args.write::<f32>(1).is_err()

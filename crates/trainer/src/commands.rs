@@ -33,6 +33,7 @@ pub fn run(cli: &Cli, stop: StopSource) -> Result<Outcome, TrainError> {
 }
 
 fn run_train(args: &TrainArgs, stop: StopSource) -> Result<Outcome, TrainError> {
+    check_launcher()?;
     let config = args.config.load()?;
     let dir = args.run_dir.clone().unwrap_or_else(|| default_run_dir(&args.config.config));
     let options = RunOptions { dir, lines: Box::new(io::stdout()), stop, timeline: args.timeline() };
@@ -42,6 +43,16 @@ fn run_train(args: &TrainArgs, stop: StopSource) -> Result<Outcome, TrainError> 
         RunEnd::Finished => Outcome::Done,
         RunEnd::Stopped(signal) => Outcome::Stopped(signal),
     })
+}
+
+/// A process among several must not train as if it were alone.
+fn check_launcher() -> Result<(), TrainError> {
+    match pgroups::World::from_process_env() {
+        Ok(world) if world.world_size > 1 => Err(TrainError::SeveralProcesses { world_size: world.world_size }),
+        // Read first: without it nobody launched this process.
+        Ok(_) | Err(pgroups::PlanError::VariableMissing { variable: "WORLD_SIZE", .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn run_plan(args: &PlanArgs) -> Result<(), TrainError> {

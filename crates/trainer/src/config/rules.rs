@@ -162,7 +162,7 @@ fn read_precision(s: &mut Section) -> PrecisionConfig {
 fn read_device(s: &mut Section) -> DeviceConfig {
     DeviceConfig {
         kind: s.choice("kind").unwrap_or(DeviceKind::Cpu),
-        threads: s.small("threads", 1),
+        threads: s.threads("threads"),
         seed: s.whole("seed", 0).unwrap_or(0),
         timeout_seconds: s.number("timeout_seconds", Range::Above(0.0), 60.0).unwrap_or(60.0),
     }

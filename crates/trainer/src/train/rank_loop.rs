@@ -135,7 +135,16 @@ impl RankLoop<'_> {
     fn take(&mut self, known: Known) -> Result<(), TrainError> {
         self.steps += 1;
         self.stop = self.stop.or(known.stop);
-        if self.is_writer { lend(&self.shared.log).step(known) } else { Ok(()) }
+        let (loss, grad_norm, step) = (known.loss, known.grad_norm, self.steps);
+        if self.is_writer {
+            lend(&self.shared.log).step(known)?;
+        }
+        if loss.is_finite() {
+            return Ok(());
+        }
+        // The loss is that of the global batch, so every rank comes here, and none leaves before it is written.
+        self.run.meet()?;
+        Err(TrainError::Diverged { step, loss, grad_norm })
     }
 
     fn end(mut self) -> Result<Ended, TrainError> {

@@ -138,7 +138,10 @@ fn load(config: &Config) -> Result<Corpus, TrainError> {
 /// The machine that a configuration asks for.
 fn machine(config: &Config) -> Result<Machine, TrainError> {
     let device = &config.device;
-    let options = Options { timeout: Duration::from_secs_f64(device.timeout_seconds), ..Options::default() };
+    let options = Options {
+        timeout: Duration::try_from_secs_f64(device.timeout_seconds).unwrap_or(Duration::MAX),
+        ..Options::default()
+    };
     Ok(match device.kind {
         DeviceKind::Cpu => Machine::cpu_with(Placement::of(config).workers, options)?,
         DeviceKind::Sim => Machine::sim_with(device.seed, options),

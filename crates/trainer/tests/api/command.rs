@@ -150,3 +150,21 @@ fn the_process_grows_by_what_was_planned() {
     let [planned, grown] = numbers[..] else { panic!("{line}") };
     assert!((grown - planned).abs() <= 0.1 * planned, "{line}");
 }
+
+#[test]
+fn a_process_among_several_refuses_to_train_alone() {
+    let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
+    let config = folder.config();
+    let run = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.args(["train", config.to_str().unwrap(), "--run-dir", folder.path().join("run").to_str().unwrap()]);
+        command.envs(variables.iter().copied()).output().unwrap()
+    };
+    let two = run(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")]);
+    assert!(!two.status.success() && stderr(&two).contains("WORLD_SIZE is 2"), "{}", stderr(&two));
+    let unreadable = run(&[("RANK", "abc"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")]);
+    assert!(!unreadable.status.success() && stderr(&unreadable).contains("abc"), "{}", stderr(&unreadable));
+    assert!(!folder.path().join("run/metrics.jsonl").exists());
+    let alone = run(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")]);
+    assert!(alone.status.success(), "{}", stderr(&alone));
+}

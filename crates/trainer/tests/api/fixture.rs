@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use trainer::{Config, RunOptions, StepMetrics, Trained};
+use trainer::{Config, RunOptions, StepMetrics, TrainError, Trained};
 
 /// A folder of this process that is removed with the value.
 pub(crate) struct Folder(PathBuf);
@@ -42,6 +42,10 @@ impl Folder {
 
     pub(crate) fn train(&self, set: &[&str]) -> Trained {
         self.train_with(set, |_| ())
+    }
+
+    pub(crate) fn try_train(&self, set: &[&str]) -> Result<Trained, TrainError> {
+        trainer::train(&Config::load(&self.config(), set).unwrap(), RunOptions::new(self.0.join("run")))
     }
 
     /// As [`Folder::train`], with other options than none.
