@@ -2,3 +2,5 @@
 
 #[path = "api/adam.rs"]
 mod adam;
+#[path = "api/plan.rs"]
+mod plan;
