@@ -80,7 +80,6 @@ pub(crate) fn build(
         tokens,
         reduce,
         gather,
-        device,
     });
     open_gates(&core, stream)?;
     attach(&core);

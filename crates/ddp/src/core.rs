@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use device::{Device, Event, Stream, View};
+use device::{Event, Stream, View};
 use pgroups::{Group, Param, ParamClass, Replica};
 
 use crate::{
@@ -21,7 +21,6 @@ use crate::{
 
 /// Shared by the handle, and held weakly by publishers and sinks.
 pub(crate) struct Core {
-    pub(crate) device: Device,
     pub(crate) plan: BucketPlan,
     pub(crate) config: DdpConfig,
     pub(crate) params: Vec<Param>,

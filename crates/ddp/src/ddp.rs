@@ -273,6 +273,10 @@ impl Ddp {
         self.core.omit(record);
     }
 
+    pub(crate) fn completes(&self) -> bool {
+        !self.completions.is_empty()
+    }
+
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }

@@ -21,6 +21,7 @@ mod weights; //     what a model's blocks see
 mod agree; //       ranks compare their parameters
 pub mod why;
 // Optimizers.
+mod optimizer; //   AdamW on shards, one decision for all ranks
 mod adam; //        AdamW over one flat buffer
 mod replicas; //    one all-reduce, for whoever needs no buckets
 mod error;
@@ -34,6 +35,9 @@ pub use self::core::Record;
 pub use self::core::{Cause, Publication};
 pub use self::ddp::{BucketMemory, Counters, Ddp, Loaded, NoSync, OwnSchedule};
 pub use self::error::{DdpError, Unready};
+pub use self::optimizer::{
+    GradCheck, LossScale, LossScaleConfig, NormKind, Optimizer, OptimizerConfig, ParamGroup, StepOutcome,
+};
 pub use self::plan::{
     Bucket, BucketId, BucketPlan, BucketSize, BufferKey, BufferPlan, BusPadding, Copies, Fragment, GradType, Joining,
     PlanConfig, PlannedParam, Sharding, Slot, Stored, default_bucket_numel,

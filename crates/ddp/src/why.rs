@@ -43,8 +43,17 @@ pub const FLAG_AFTER_LANDED: Why = Why("ddp.flag_after_landed");
 /// The division of the gradients reads the number of tokens that a step has counted.
 pub const DIVIDE_AFTER_COUNT: Why = Why("ddp.divide_after_count");
 
+/// A step reads and writes the state that the step before it has written, or the optimizer's creation.
+pub const STEP_AFTER_STEP: Why = Why("ddp.step_after_step");
+
+/// Norm, flag, counts, moments and loss scale are read as the last step has left them.
+pub const READ_STATE_AFTER_STEP: Why = Why("ddp.read_state_after_step");
+
+/// A step overwrites what others have read of the last one's state.
+pub const STEP_AFTER_STATE_READ: Why = Why("ddp.step_after_state_read");
+
 /// All of them, for tests that drop one at a time.
-pub const ALL: [Why; 12] = [
+pub const ALL: [Why; 15] = [
     REDUCE_AFTER_LANDED,
     STEP_AFTER_REDUCE,
     READ_GRADS_AFTER_REDUCE,
@@ -57,4 +66,7 @@ pub const ALL: [Why; 12] = [
     GRAD_AFTER_FLAG,
     FLAG_AFTER_LANDED,
     DIVIDE_AFTER_COUNT,
+    STEP_AFTER_STEP,
+    READ_STATE_AFTER_STEP,
+    STEP_AFTER_STATE_READ,
 ];

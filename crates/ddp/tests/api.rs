@@ -4,3 +4,9 @@
 mod adam;
 #[path = "api/plan.rs"]
 mod plan;
+#[path = "api/publication.rs"]
+mod publication;
+#[path = "api/reduction.rs"]
+mod reduction;
+#[path = "api/support.rs"]
+mod support;
