@@ -220,7 +220,7 @@ impl Ddp {
             return Err(DdpError::PublicationInFlight { group: group.to_owned() });
         }
         for (i, group) in self.core.groups.iter().enumerate() {
-            group.gates.open_for_write(stream)?;
+            group.gates.open_for_write(&group.written, stream)?;
             for bucket in &group.buckets {
                 write(&BucketMemory::of(bucket))?;
             }

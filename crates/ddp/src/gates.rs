@@ -118,7 +118,8 @@ impl Gates {
     }
 
     /// Orders the first write of the next epoch behind everything that reads or writes the values now.
-    pub(crate) fn open_for_write(&self, stream: &Stream) -> Result<(), DdpError> {
+    pub(crate) fn open_for_write(&self, written: &Event, stream: &Stream) -> Result<(), DdpError> {
+        stream.wait(written, crate::why::WRITE_AFTER_WRITE)?;
         self.releases.settle(stream, crate::why::WRITE_AFTER_READ)?;
         Ok(stream.wait(&self.published, crate::why::WRITE_AFTER_PUBLISH)?)
     }

@@ -2,11 +2,15 @@
 
 #[path = "api/adam.rs"]
 mod adam;
+#[path = "api/optimizer.rs"]
+mod optimizer;
 #[path = "api/plan.rs"]
 mod plan;
 #[path = "api/publication.rs"]
 mod publication;
 #[path = "api/reduction.rs"]
 mod reduction;
+#[path = "api/scaling.rs"]
+mod scaling;
 #[path = "api/support.rs"]
 mod support;

@@ -96,9 +96,12 @@ impl Part {
     }
 
     pub(super) fn refresh(&self, stream: &Stream) -> Result<(), DdpError> {
-        for Owned { bucket, master, .. } in self.owned() {
-            if !bucket.own_values.same_as(master) {
-                stream.launch(Cast { x: &bucket.own_values, y: master }.op("ddp.master")?)?;
+        for (group, owned) in self.core.groups.iter().zip(&self.groups) {
+            stream.wait(&group.written, why::MASTER_AFTER_WRITE)?;
+            for Owned { bucket, master, .. } in owned {
+                if !bucket.own_values.same_as(master) {
+                    stream.launch(Cast { x: &bucket.own_values, y: master }.op("ddp.master")?)?;
+                }
             }
         }
         Ok(())
@@ -115,7 +118,7 @@ impl Part {
         stream: &Stream,
     ) -> Result<(), DdpError> {
         let this = &self.core.groups[group];
-        this.gates.open_for_write(stream)?;
+        this.gates.open_for_write(&this.written, stream)?;
         for owned in &self.groups[group] {
             let narrow = !owned.bucket.own_values.same_as(&owned.master);
             for Run { range, group } in &owned.runs {

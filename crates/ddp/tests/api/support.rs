@@ -90,7 +90,7 @@ impl Setup {
     }
 
     fn needs(&self) -> Needs {
-        let keys = [Key::DP_CP, Key::DP_CP_GTP, Key::MP];
+        let keys = [Key::DP_CP, Key::DP_CP_GTP, Key::MP, Key::EXPT_DP, Key::TP_EP_PP];
         if self.replicas.is_empty() {
             return Needs::keys(keys);
         }
