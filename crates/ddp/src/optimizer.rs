@@ -111,6 +111,9 @@ impl Optimizer {
             steps.push(step);
         }
         let norm = GlobalNorm::new(&parts, config.norm, &device)?;
+        for (view, value) in [(norm.value(), 0.0), (norm.skip(), 0.0)] {
+            stream.launch(Fill { y: view, value }.op("ddp.norm")?)?;
+        }
         let scale = config.loss_scale.map(|scale| DeviceScale::new(scale, stream)).transpose()?;
         let stepped = device.event("ddp.stepped");
         stream.record(&stepped)?;

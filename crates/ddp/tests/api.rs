@@ -2,6 +2,8 @@
 
 #[path = "api/adam.rs"]
 mod adam;
+#[path = "api/mutation.rs"]
+mod mutation;
 #[path = "api/optimizer.rs"]
 mod optimizer;
 #[path = "api/plan.rs"]
