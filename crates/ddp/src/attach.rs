@@ -63,7 +63,7 @@ pub(crate) fn build(
             _ => dense.reduce.place().0,
         })?,
         first_read: plan.first_read_order(),
-        index: params.iter().cloned().enumerate().map(|(place, param)| (param, place)).collect::<HashMap<_, _>>(),
+        index: params.iter().enumerate().map(|(place, param)| (param.id(), place)).collect::<HashMap<_, _>>(),
         replicas: buffers.trained().iter().map(replica).collect(),
         params,
         staging: staging(plan, &device, &config)?,

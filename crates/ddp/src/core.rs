@@ -9,7 +9,7 @@ use std::{
 };
 
 use device::{Event, Stream, View};
-use pgroups::{Group, Param, ParamClass, Replica};
+use pgroups::{Group, Param, ParamClass, ParamId, Replica};
 
 use crate::{
     BucketPlan, DdpConfig, DdpError,
@@ -26,7 +26,7 @@ pub(crate) struct Core {
     pub(crate) params: Vec<Param>,
     /// By parameter: which copy this rank holds.
     pub(crate) replicas: Vec<Replica>,
-    pub(crate) index: HashMap<Param, usize>,
+    pub(crate) index: HashMap<ParamId, usize>,
     pub(crate) groups: Vec<BucketGroup>,
     pub(crate) first_read: Vec<usize>,
     pub(crate) dense: Peers,
@@ -205,7 +205,7 @@ impl Core {
 
     /// The parameter's place in the plan; none if it is not in it.
     pub(crate) fn place_of(&self, param: &Param) -> Option<usize> {
-        self.index.get(param).copied()
+        self.index.get(&param.id()).copied()
     }
 
     pub(crate) fn group_of(&self, param: usize) -> &BucketGroup {

@@ -220,7 +220,16 @@ pub enum DdpError {
     Device(#[from] device::Error),
     /// A group refused or failed.
     #[error(transparent)]
-    Group(#[from] PgError),
+    Group(Box<PgError>),
+}
+
+impl From<PgError> for DdpError {
+    fn from(error: PgError) -> DdpError {
+        match error {
+            PgError::Device(error) => DdpError::Device(error),
+            error => DdpError::Group(Box::new(error)),
+        }
+    }
 }
 
 /// A bucket group that did not fill.
@@ -258,7 +267,7 @@ impl DdpError {
     /// As the error of a publisher or a sink; what is one already stays as it is.
     pub(crate) fn into_backend(self, of: &str) -> PgError {
         match self {
-            DdpError::Group(error) => error,
+            DdpError::Group(error) => *error,
             DdpError::Device(error) => PgError::Device(error),
             own => PgError::backend("ddp", of, own),
         }

@@ -1,7 +1,11 @@
 //! The crate's API on the host drivers.
 
+#[path = "api/accumulation.rs"]
+mod accumulation;
 #[path = "api/adam.rs"]
 mod adam;
+#[path = "api/decision.rs"]
+mod decision;
 #[path = "api/mutation.rs"]
 mod mutation;
 #[path = "api/optimizer.rs"]

@@ -198,8 +198,8 @@ fn every_reference_layout_is_met_to_the_element() {
 fn shard_fragments_are_those_of_the_reference() {
     let plan = plan_of(&CASES[1]);
     // Bucket, place, then for each fragment: parameter, in the buffer, in the bucket, in the shard, in the parameter.
-    type Ranges = [(usize, usize); 4];
-    let want: &[(usize, u32, &[(usize, Ranges)])] = &[
+    type Fragment = (usize, [(usize, usize); 4]);
+    let want: &[(usize, u32, &[Fragment])] = &[
         (0, 0, &[(3, [(0, 50), (0, 50), (0, 50), (0, 50)]), (2, [(64, 96), (64, 96), (64, 96), (0, 32)])]),
         (0, 1, &[(2, [(96, 192), (96, 192), (0, 96), (32, 128)])]),
         (0, 2, &[(2, [(192, 288), (192, 288), (0, 96), (128, 224)])]),

@@ -254,7 +254,7 @@ pub(crate) fn cause<'e, T: StdError + 'static>(error: &'e (dyn StdError + 'stati
             return found;
         }
         let inside = error.downcast_ref().and_then(|error: &DdpError| match error {
-            DdpError::Group(inner) => Some(inner as &(dyn StdError + 'static)),
+            DdpError::Group(inner) => Some(&**inner as &(dyn StdError + 'static)),
             DdpError::Device(inner) => Some(inner as &(dyn StdError + 'static)),
             _ => None,
         });
