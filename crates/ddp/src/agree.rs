@@ -1,31 +1,31 @@
-//! Ranks compare their parameters before anything large moves: a rank with another set must be an error at the start,
-//! not a hang or a wrong sum later.
+//! Ranks compare their settings and parameters before anything large moves: a rank with others must be an error at the
+//! start, not a hang or a wrong sum later.
 
 use device::{DType, MemoryKind, Stream, View};
 use pgroups::{Group, GroupRank};
 
 use crate::{DdpError, DeclaredParam};
 
-/// Bytes of a parameter's description that are exchanged when there is a difference to tell.
-const TEXT: usize = 256;
+/// Bytes of a text that are exchanged when there is a difference to tell.
+const TEXT: usize = 512;
 
 /// The host waits until all members of `group` have compared.
 ///
 /// # Errors
-/// [`DdpError::ParamsDiffer`] on every member, with the first parameter in which any two differ.
-pub(crate) fn agree(group: &Group, stream: &Stream, declared: &[DeclaredParam]) -> Result<(), DdpError> {
+/// [`DdpError::SettingsDiffer`], else [`DdpError::ParamsDiffer`] with the first parameter in which any two differ; on
+/// every member.
+pub(crate) fn agree(
+    group: &Group,
+    stream: &Stream,
+    settings: String,
+    declared: &[DeclaredParam],
+) -> Result<(), DdpError> {
     if group.size() < 2 || !stream.device().machine().computes() {
         return Ok(());
     }
-    let texts: Vec<String> = declared.iter().map(DeclaredParam::describe).collect();
-    let hashes: Vec<u64> = texts.iter().map(|text| fnv1a(text.as_bytes())).collect();
-    let counts = gather(group, stream, &[hashes.len() as i32])?;
-    let longest = counts.iter().map(|count| count[0]).max().unwrap_or(0) as usize;
-    let mut words: Vec<i32> = hashes.iter().flat_map(|hash| [*hash as u32 as i32, (hash >> 32) as i32]).collect();
-    words.resize(2 * longest.max(1), 0);
-    let all = gather(group, stream, &words)?;
-    let differs = |i: usize| all.iter().any(|words| words[2 * i..2 * i + 2] != all[0][2 * i..2 * i + 2]);
-    let Some(first) = (0..longest).find(|&i| differs(i)) else { return Ok(()) };
+    let mut texts = vec![settings];
+    texts.extend(declared.iter().map(DeclaredParam::describe));
+    let Some(first) = first_difference(group, stream, &texts)? else { return Ok(()) };
     let mine = texts.get(first).map_or("nothing", String::as_str);
     let mut bytes: Vec<i32> = mine.bytes().take(TEXT).map(i32::from).collect();
     bytes.resize(TEXT, 0);
@@ -35,16 +35,25 @@ pub(crate) fn agree(group: &Group, stream: &Stream, declared: &[DeclaredParam]) 
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let own = group.place().index();
-    let other = (0..told.len()).find(|&place| told[place] != told[own]);
-    let other = other.expect("BUG: two members differ, so one differs from this one");
-    Err(DdpError::ParamsDiffer {
-        group: group.name().to_owned(),
-        index: first,
-        rank: group.rank(),
-        ours: tell(own),
-        other: group.member(GroupRank(other as u32)).expect("BUG: a place of this group"),
-        theirs: tell(other),
+    let other = (0..told.len()).find(|&place| told[place] != told[own]).unwrap_or(own);
+    let (name, rank, ours, theirs) = (group.name().to_owned(), group.rank(), tell(own), tell(other));
+    let other = group.member(GroupRank(other as u32)).expect("BUG: a place of this group");
+    Err(match first.checked_sub(1) {
+        None => DdpError::SettingsDiffer { group: name, rank, ours, other, theirs },
+        Some(index) => DdpError::ParamsDiffer { group: name, index, rank, ours, other, theirs },
     })
+}
+
+/// The first text in which any two members differ; the same on all.
+fn first_difference(group: &Group, stream: &Stream, texts: &[String]) -> Result<Option<usize>, DdpError> {
+    let counts = gather(group, stream, &[texts.len() as i32])?;
+    let longest = counts.iter().map(|count| count[0]).max().unwrap_or(0) as usize;
+    let hashes = texts.iter().map(|text| fnv1a(text.as_bytes()));
+    let mut words: Vec<i32> = hashes.flat_map(|hash| [hash as u32 as i32, (hash >> 32) as i32]).collect();
+    words.resize(2 * longest, 0);
+    let all = gather(group, stream, &words)?;
+    let differs = |i: usize| all.iter().any(|words| words[2 * i..2 * i + 2] != all[0][2 * i..2 * i + 2]);
+    Ok((0..longest).find(|&i| differs(i)))
 }
 
 /// Everybody's words, by place.

@@ -31,7 +31,7 @@ pub(crate) fn build(
     let (dense, expert) = peers(plan, groups, &config)?;
     check_accumulation(&config, &dense)?;
     let (reduce, gather) = (device.stream("ddp.reduce")?, device.stream("ddp.gather")?);
-    agree(&dense.reduce, &reduce, buffers.declared())?;
+    agree(&dense.reduce, &reduce, format!("{config:?}, {:?}", plan.config()), buffers.declared())?;
     let scalar = |label: &str| device.alloc(label, &[1], DType::F32, MemoryKind::Other);
     let tokens = Tokens {
         group: match config.scaling {
@@ -46,9 +46,12 @@ pub(crate) fn build(
     let replica = |held: &crate::buffers::Held| {
         held.map.shard(buffers.rank()).expect("BUG: a held parameter has a shard").replica
     };
-    let members = plan.groups().iter().map(|ids| ids.iter().flat_map(|&id| plan.bucket(id).params.clone()).collect());
+    let first_read = plan.first_read_order();
+    // Backward fills last what forward reads first, whatever buffers and classes the buckets belong to.
+    let reduce_order: Vec<usize> = first_read.iter().rev().copied().collect();
+    let members = |&group: &usize| plan.groups()[group].iter().flat_map(|&id| plan.bucket(id).params.clone()).collect();
     let state = StepState {
-        readiness: Readiness::new(members.collect(), params.len()),
+        readiness: Readiness::new(reduce_order.iter().map(members).collect(), params.len()),
         phase: Phase::Idle,
         microbatch: 0,
         paused: 0,
@@ -62,7 +65,8 @@ pub(crate) fn build(
             (ParamClass::Expert, Some(expert)) => expert.reduce.place().0,
             _ => dense.reduce.place().0,
         })?,
-        first_read: plan.first_read_order(),
+        first_read,
+        reduce_order,
         index: params.iter().enumerate().map(|(place, param)| (param.id(), place)).collect::<HashMap<_, _>>(),
         replicas: buffers.trained().iter().map(replica).collect(),
         params,

@@ -55,7 +55,8 @@ pub enum Unfilled {
 
 /// What follows a gather, on its stream, exactly once for each publication: casts, quantisation.
 ///
-/// Called with the stream and the whole bucket's values, `[numel]`, bucket by bucket.
+/// Called with the stream and the whole bucket's values, `[numel]`, bucket by bucket. It submits, and calls nothing of
+/// the [`Ddp`](crate::Ddp) that calls it.
 pub type PostGather = Arc<dyn Fn(&Stream, &View) -> Result<(), DdpError> + Send + Sync>;
 
 /// Settings of a [`Ddp`](crate::Ddp).
@@ -73,6 +74,15 @@ pub struct DdpConfig {
     pub unfilled: Unfilled,
     /// What follows each gather.
     pub post_gather: Option<PostGather>,
+}
+
+/// All but what follows gathers.
+impl fmt::Debug for DdpConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DdpConfig { scaling, overlap, dispatch, accumulation, unfilled, post_gather } = self;
+        write!(f, "{scaling:?} {overlap:?} {dispatch:?} {accumulation:?} {unfilled:?}")?;
+        if post_gather.is_some() { write!(f, " with work behind gathers") } else { Ok(()) }
+    }
 }
 
 /// The element types of a run, each a setting of its own, to be printed at start.

@@ -29,6 +29,8 @@ pub(crate) struct Core {
     pub(crate) index: HashMap<ParamId, usize>,
     pub(crate) groups: Vec<BucketGroup>,
     pub(crate) first_read: Vec<usize>,
+    /// Groups as they are reduced: readiness counts by place in it.
+    pub(crate) reduce_order: Vec<usize>,
     pub(crate) dense: Peers,
     pub(crate) expert: Option<Peers>,
     pub(crate) tokens: Tokens,

@@ -105,6 +105,20 @@ pub enum DdpError {
         /// Its parameter.
         theirs: String,
     },
+    /// Members of a reduction group with different settings. Nothing was moved.
+    #[error("group '{group}': settings are [{ours}] on rank {rank}, [{theirs}] on rank {other}: give the same on all")]
+    SettingsDiffer {
+        /// The group.
+        group: String,
+        /// This rank.
+        rank: GlobalRank,
+        /// Its settings.
+        ours: String,
+        /// The first rank that differs from it.
+        other: GlobalRank,
+        /// Its settings.
+        theirs: String,
+    },
     /// A name that no trained parameter of this rank has.
     #[error("no trained parameter '{param}' on this rank")]
     NoSuchParam {

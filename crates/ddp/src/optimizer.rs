@@ -158,7 +158,7 @@ impl Optimizer {
         for part in &self.parts {
             let order: Vec<usize> = match checked {
                 true => part.core.first_read.clone(),
-                false => (0..part.core.groups.len()).collect(),
+                false => part.core.reduce_order.clone(),
             };
             for group in order {
                 if !checked {

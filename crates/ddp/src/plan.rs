@@ -200,7 +200,7 @@ impl BucketPlan {
         &self.buffers
     }
 
-    /// Buckets that are reduced and published together, in the order in which they are reduced.
+    /// Buckets that are reduced and published together: classes by first buffer, then as the buckets lie.
     #[must_use]
     pub fn groups(&self) -> &[Vec<BucketId>] {
         &self.groups

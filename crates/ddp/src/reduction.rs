@@ -165,7 +165,7 @@ impl Core {
         let missing = state.readiness.missing(&state.used);
         if self.config.unfilled == Unfilled::Refuse && !missing.is_empty() {
             let unready = missing.iter().map(|m| Unready {
-                group: self.groups[m.group].name.clone(),
+                group: self.groups[self.reduce_order[m.group]].name.clone(),
                 ready: m.ready,
                 total: m.total,
                 first: self.params[m.first].name().to_owned(),
@@ -179,7 +179,7 @@ impl Core {
     }
 
     fn reduce_groups(&self, groups: Range<usize>) -> Result<(), DdpError> {
-        self.groups[groups].iter().try_for_each(|group| self.reduce_group(group))
+        self.reduce_order[groups].iter().try_for_each(|&group| self.reduce_group(&self.groups[group]))
     }
 
     fn reduce_group(&self, group: &BucketGroup) -> Result<(), DdpError> {

@@ -29,7 +29,7 @@ pub enum Joining {
     One,
 }
 
-/// Groups in the order in which they are reduced: classes by first buffer, then as the buckets lie.
+/// Classes by first buffer, then as the buckets lie.
 pub(super) fn join(buffers: &[BufferPlan], joining: Joining) -> Result<Vec<Vec<BucketId>>, DdpError> {
     let mut classes: BTreeMap<ParamClass, Vec<usize>> = BTreeMap::new();
     for (i, buffer) in buffers.iter().enumerate() {

@@ -447,3 +447,41 @@ fn a_captured_pass_lands_nothing_and_a_foreign_parameter_just_adds() {
         })
         .unwrap();
 }
+
+#[test]
+fn ranks_with_other_settings_are_told_both() {
+    for machine in [cpu(), sim(1)] {
+        let errors = pgroups::local(&machine, 2, |rank| {
+            let mut setup = Setup::new(2, declared(&[8]));
+            if rank.global.0 == 1 {
+                setup.ddp.overlap = GradOverlap::AtFinish;
+            }
+            let error = setup.on(&rank).err().expect("the ranks differ");
+            Ok::<_, Caught>(error.to_string())
+        });
+        for error in errors.unwrap() {
+            assert!(error.contains("Overlapped") && error.contains("AtFinish"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn buckets_of_every_class_and_type_are_reduced_as_backward_fills_them() {
+    // Layers of a dense f32, a dense bf16 and an expert weight: three buffers, one bucket for each weight.
+    let mut params = declared(&[40; 6]);
+    for (i, param) in params.iter_mut().enumerate() {
+        param.spec.name = format!("h{i}.w");
+        param.stored = if i % 3 == 1 { DType::Bf16 } else { DType::F32 };
+        param.spec.class = if i % 3 == 2 { pgroups::ParamClass::Expert } else { pgroups::ParamClass::Dense };
+    }
+    for setup in both(Setup::new(2, params)) {
+        setup
+            .run(&sim(3), |one| {
+                assert_eq!(one.ddp.plan().buffers().len(), 3);
+                assert_eq!(reductions(one, &[5, 4, 3, 2, 1, 0])?, [0, 0, 0, 0, 0, 0, 6]);
+                assert_eq!(reductions(one, &[5, 4, 3, 2, 1, 0])?, [1, 2, 3, 4, 5, 6, 6]);
+                Ok(())
+            })
+            .unwrap();
+    }
+}
