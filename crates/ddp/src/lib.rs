@@ -45,3 +45,13 @@ pub use self::plan::{
 pub use self::replicas::Replicas;
 pub use self::scaling::{ClassScaling, Replication, Scaling};
 pub use self::weights::ReplicatedWeights;
+
+/// The page's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/ddp.md")]
+struct Page;
+
+/// So do the README's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
