@@ -10,6 +10,8 @@ mod decision;
 mod mutation;
 #[path = "api/optimizer.rs"]
 mod optimizer;
+#[path = "api/orders.rs"]
+mod orders;
 #[path = "api/plan.rs"]
 mod plan;
 #[path = "api/publication.rs"]
