@@ -197,6 +197,15 @@ impl Ddp {
         self.core.publish_all(None)
     }
 
+    /// Starts the publication of one bucket group, by its place in the [plan](BucketPlan::groups).
+    ///
+    /// # Errors
+    /// [`DdpError::PublishedTwice`] if its last write is published, or being published; [`DdpError::NoBucketGroup`];
+    /// those of the groups.
+    pub fn dispatch_group(&self, group: usize) -> Result<(), DdpError> {
+        self.core.publish_one(group)
+    }
+
     /// Until the guard is dropped, its holder dispatches publications: reads and steps start none, and a read of a
     /// value that is not published is an error ([`pgroups::PgError::Stale`]). What is in flight is waited for.
     #[must_use = "reads publish nothing while the guard lives"]

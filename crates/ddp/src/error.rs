@@ -164,6 +164,14 @@ pub enum DdpError {
         /// The epoch.
         epoch: u64,
     },
+    /// A bucket group that the plan does not have.
+    #[error("bucket group {group}: the plan has {groups}")]
+    NoBucketGroup {
+        /// Its place.
+        group: usize,
+        /// Groups there are.
+        groups: usize,
+    },
     /// A write over a publication that nobody has read or waited for. Nothing has changed.
     #[error("{group}: a publication is in flight; wait for it with Ddp::publish before loading")]
     PublicationInFlight {

@@ -117,6 +117,14 @@ impl Core {
         Ok(())
     }
 
+    pub(crate) fn publish_one(&self, group: usize) -> Result<(), DdpError> {
+        let groups = self.groups.len();
+        if group >= groups {
+            return Err(DdpError::NoBucketGroup { group, groups });
+        }
+        self.publish(&mut lock(&self.state), group, Cause::Forced)
+    }
+
     /// What was submitted to `stream` so far has written this rank's shards of a group.
     pub(crate) fn wrote(&self, group: usize, stream: &Stream) -> Result<(), DdpError> {
         let this = &self.groups[group];

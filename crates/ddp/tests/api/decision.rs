@@ -275,7 +275,17 @@ fn experts_are_reduced_over_their_own_replicas_and_scaled_as_the_dense() {
                     .run(&machine, |one| {
                         let mut optimizer = one.optimizer(no_clip())?;
                         for _ in 0..2 {
-                            let grad = 4.0 * (1 << one.rank) as f32;
+                            let grad = 2.0 * (1 << one.rank) as f32;
+                            {
+                                let params = one.buffers.params().to_vec();
+                                let paused = one.ddp.no_sync();
+                                paused.begin_microbatch(&one.stream)?;
+                                for param in params.iter().rev() {
+                                    let values = vec![grad; param.numel()];
+                                    crate::support::contribute(&paused, param, &one.stream, values)?;
+                                }
+                                paused.end_microbatch(&one.stream)?;
+                            }
                             one.microbatch(|one| (0..2).rev().try_for_each(|i| one.contribute(i, grad)))?;
                             one.ddp.finish_grads()?;
                             let own = if one.rank % 2 == 0 { 1.0 + 4.0 } else { 2.0 + 8.0 };

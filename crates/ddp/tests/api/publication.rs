@@ -216,6 +216,26 @@ fn a_forced_publication_waits_for_what_is_in_flight_and_repeats_nothing() {
 }
 
 #[test]
+fn a_second_dispatch_of_a_bucket_is_refused_in_flight_and_behind_it() {
+    on_all(&three(Dispatch::Aligned), |one| {
+        let twice = |group| match one.ddp.dispatch_group(group) {
+            Err(DdpError::PublishedTwice { epoch, .. }) => epoch,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(twice(0), 1, "initial values are published");
+        step(one)?;
+        one.ddp.dispatch_group(2)?;
+        assert_eq!(twice(2), 2, "in flight");
+        assert_eq!(asks(one, &[0, 1, 2])?, [0, 1, 1]);
+        assert_eq!([0, 1, 2].map(twice), [2; 3], "read");
+        assert_eq!(one.ddp.counters().publications, 3);
+        let lost = one.ddp.dispatch_group(3).unwrap_err();
+        assert!(matches!(lost, DdpError::NoBucketGroup { group: 3, groups: 3 }), "{lost}");
+        Ok(())
+    });
+}
+
+#[test]
 fn forced_right_after_a_step_the_values_are_the_stepped_ones() {
     let mut setup = Setup::new(2, vec![constant("a", &[300], 1.0), constant("b", &[70], 1.0)]).sharded();
     for stored in [DType::F32, DType::Bf16] {
