@@ -1,9 +1,6 @@
 //! The handle of one rank's data parallelism.
 
-use std::{
-    ops::{Deref, DerefMut},
-    sync::Arc,
-};
+use std::{ops::Deref, sync::Arc};
 
 use device::{Stream, View};
 use pgroups::{Group, ParamClass, ProcessGroups, Turn};
@@ -124,7 +121,7 @@ impl Ddp {
 
     /// Until the guard is dropped, microbatches add up and nothing is reduced: dense and expert buckets alike.
     #[must_use = "reductions are off while the guard lives"]
-    pub fn no_sync(&mut self) -> NoSync<'_> {
+    pub fn no_sync(&self) -> NoSync<'_> {
         lock(&self.core.state).paused += 1;
         NoSync(self)
     }
@@ -303,18 +300,12 @@ impl BucketMemory {
 }
 
 /// Microbatches add up while it lives; see [`Ddp::no_sync`]. It is the [`Ddp`] meanwhile.
-pub struct NoSync<'d>(&'d mut Ddp);
+pub struct NoSync<'d>(&'d Ddp);
 
 impl Deref for NoSync<'_> {
     type Target = Ddp;
 
     fn deref(&self) -> &Ddp {
-        self.0
-    }
-}
-
-impl DerefMut for NoSync<'_> {
-    fn deref_mut(&mut self) -> &mut Ddp {
         self.0
     }
 }

@@ -309,7 +309,7 @@ fn no_sync_ends_with_its_guard_also_by_an_early_return_or_a_panic() {
             one.ddp.finish_grads()?;
             assert_grads(one, 0, 1.5)?;
             let stream = one.stream.clone();
-            let mut outer = one.ddp.no_sync();
+            let outer = one.ddp.no_sync();
             let inner = outer.no_sync();
             drop(inner);
             outer.begin_microbatch(&stream)?;
