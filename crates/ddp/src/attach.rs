@@ -141,9 +141,9 @@ fn peers(plan: &BucketPlan, groups: &ProcessGroups, config: &DdpConfig) -> Resul
             return Err(DdpError::ShardCount { class, planned, group, size });
         }
         Ok(Peers {
-            reduce: second(group, "ddp.reduce")?,
-            gather: second(group, "ddp.gather")?,
-            norm: second(group, "ddp.norm")?,
+            reduce: second(group, "ddp_reduce")?,
+            gather: second(group, "ddp_gather")?,
+            norm: second(group, "ddp_norm")?,
             sharded: planned.is_some(),
             scaling: config.scaling.of(class, ranks)?,
         })
@@ -154,7 +154,7 @@ fn peers(plan: &BucketPlan, groups: &ProcessGroups, config: &DdpConfig) -> Resul
 
 fn everyone(groups: &ProcessGroups) -> Result<Option<Group>, DdpError> {
     let group = groups.derived(&Key::DP_CP_GTP, "number of tokens")?;
-    group.map(|group| second(group, "ddp.tokens")).transpose()
+    group.map(|group| second(group, "ddp_tokens")).transpose()
 }
 
 /// A communicator of its own. A model that is wrapped again opens another, the same on all ranks.
@@ -162,7 +162,7 @@ pub(crate) fn second(group: &Group, label: &str) -> Result<Group, DdpError> {
     let mut asked = label.to_owned();
     for again in 1u32.. {
         match group.second(&asked) {
-            Err(PgError::SecondTwice { .. }) => asked = format!("{label}.{again}"),
+            Err(PgError::SecondTwice { .. }) => asked = format!("{label}_{again}"),
             done => return Ok(done?),
         }
     }

@@ -18,7 +18,7 @@ pub(super) struct ModelGroups {
 impl ModelGroups {
     pub(super) fn new(groups: &ProcessGroups, has_experts: bool) -> Result<ModelGroups, DdpError> {
         let open = |key: &Key, who: &'static str| -> Result<Group, DdpError> {
-            second(groups.derived(key, who)?.unwrap_or_else(|| groups.single()), "ddp.norm")
+            second(groups.derived(key, who)?.unwrap_or_else(|| groups.single()), "ddp_norm")
         };
         let dense = open(&Key::MP, "norm of all gradients")?;
         let expert = has_experts.then(|| open(&Key::TP_EP_PP, "norm of experts' gradients")).transpose()?;

@@ -87,7 +87,7 @@ fn two_models_accumulate_as_each_was_told() {
     let trace = machine.trace_stop();
     let asked = |wanted: &str| {
         let calls = trace.events.iter().filter(|event| match event {
-            TraceEvent::Joint { what, rank: 0, group, .. } => what.starts_with(wanted) && group.contains("ddp.reduce"),
+            TraceEvent::Joint { what, rank: 0, group, .. } => what.starts_with(wanted) && group.contains("ddp_reduce"),
             _ => false,
         });
         calls.count()

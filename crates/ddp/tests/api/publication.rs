@@ -430,7 +430,7 @@ fn each_bucket_is_gathered_once_a_write_whatever_reads_it() {
     let gathers = |rank: u32| {
         let calls = trace.events.iter().filter(|event| match event {
             TraceEvent::Joint { rank: r, group, what, .. } => {
-                *r == rank && group.contains("ddp.gather") && what.starts_with("all_gather")
+                *r == rank && group.contains("ddp_gather") && what.starts_with("all_gather")
             }
             _ => false,
         });
