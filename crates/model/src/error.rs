@@ -36,6 +36,14 @@ pub enum ModelError {
         /// Given.
         given: String,
     },
+    /// A layer to recompute that the model does not have.
+    #[error("layer {layer} is to be recomputed, the model has layers 0 to {}", layers - 1)]
+    NoSuchLayer {
+        /// Asked, from 0.
+        layer: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
     /// Tokens that are no batch of sequences the model can take.
     #[error(
         "{tensor} has sizes {shape:?}: it must be [batch, sequence] with sequences of 1 to {seq_len} tokens, the \
