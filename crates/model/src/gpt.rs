@@ -72,7 +72,7 @@ impl GptPlan {
         Ok(Gpt { config: c.clone(), blocks, loss: Site::from("loss") })
     }
 
-    fn check_params(&self, params: &[Param]) -> Result<(), ModelError> {
+    pub(crate) fn check_params(&self, params: &[Param]) -> Result<(), ModelError> {
         let declared = self.params();
         if declared.len() != params.len() {
             return Err(ModelError::ParamCount { declared: declared.len(), given: params.len() });
@@ -116,6 +116,11 @@ impl Gpt {
     /// [`Frame::enter`] is its place here; what [`Gpt::loss`] keeps belongs to the head.
     pub fn blocks(&self) -> &[Box<dyn Block>] {
         &self.blocks
+    }
+
+    /// The same blocks, for schedules that keep, wrap or spread them.
+    pub fn into_blocks(self) -> Vec<Box<dyn Block>> {
+        self.blocks
     }
 
     /// One microbatch up to its loss, with weights whose pass is forward.

@@ -24,6 +24,7 @@ mod rotary; //      positions as angles
 mod transformer; // attention and feed-forward beside the residual stream
 // Beside it.
 mod error;
+mod file; //        weights as other programs have them
 mod sample; //      one token out of logits
 
 pub use self::{

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Added to the variance or the mean square, as in GPT-2 and in LLaMA since its second version.
-const EPS: f32 = 1e-5;
+pub(crate) const EPS: f32 = 1e-5;
 
 /// y = (x − mean) · rstd · weight + bias over the last dimension, or x · rstd · weight.
 pub(crate) struct Norm {
