@@ -86,8 +86,8 @@ pub enum RecomputeLayers {
     None,
     /// All.
     All,
-    /// Layers 0, n, 2n and so on. The last layer is the least worth recomputing (backward begins with it, so what it
-    /// keeps is needed at once), hence the count from the first.
+    /// Layers 0, n, 2n and so on. Counted from the first, because the last layer saves the least: backward begins with
+    /// it, so what it keeps is soon needed.
     Every(std::num::NonZeroUsize),
     /// These, by number from 0.
     These(Vec<usize>),

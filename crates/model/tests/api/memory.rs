@@ -87,8 +87,11 @@ fn the_plan_shrinks_with_every_layer_that_is_recomputed() {
         ]
         .map(|which| bytes(&which));
         assert!(plans.is_sorted_by(|more, less| more > less), "{plans:?}");
-        // Backward begins with the last layer: what it computes again is alive when the others' inputs are.
-        assert_eq!(plans[5], bytes(&RecomputeLayers::All));
+        // Backward begins with the last layer, so what it keeps is soon needed: recomputing it frees room beside the
+        // loss only.
+        let by_another = plans[4] - plans[5];
+        let by_the_last = plans[5].saturating_sub(bytes(&RecomputeLayers::All));
+        assert!(by_the_last < by_another / 2, "{by_the_last} of {by_another}");
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) fn inputs(config: &GptConfig, n: usize, seed: u64) -> (Vec<i32>, Vec<
 
 #[test]
 fn any_number_of_workers_and_the_simulator_give_equal_bits() {
-    [cut(), cut_llama()].map(workers_and_the_simulator_agree);
+    [cut(), cut_llama()].into_iter().for_each(workers_and_the_simulator_agree);
 }
 
 fn workers_and_the_simulator_agree(config: GptConfig) {
@@ -166,7 +166,9 @@ fn two_under_way(config: GptConfig, recompute: &RecomputeLayers) {
 
 #[test]
 fn logits_for_generation_are_those_of_training_and_ignore_what_follows() {
-    [tiny(), tiny_llama()].map(|config| logits_ignore_what_follows(GptConfig { vocab_rows: 10, ..config }));
+    for config in [tiny(), tiny_llama()] {
+        logits_ignore_what_follows(GptConfig { vocab_rows: 10, ..config });
+    }
 }
 
 fn logits_ignore_what_follows(config: GptConfig) {
