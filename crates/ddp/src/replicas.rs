@@ -38,4 +38,12 @@ impl Replicas {
     pub fn average_loss(&self, stream: &Stream, loss: &View) -> Result<(), DdpError> {
         Ok(self.group.all_reduce(stream, loss, Reduce::Avg)?)
     }
+
+    /// Nothing behind this point of the stream runs before every replica has reached it.
+    ///
+    /// # Errors
+    /// Those of the group.
+    pub fn meet(&self, stream: &Stream) -> Result<(), DdpError> {
+        Ok(self.group.barrier(stream)?)
+    }
 }

@@ -6,7 +6,10 @@ mod cases;
 use std::time::Instant;
 
 use cases::{Bench, Limit};
-use device::{Error, Machine, Op};
+use device::{
+    Error, Machine, Op,
+    ops::{Accumulate, Cast, Finish, Gemm, Trans},
+};
 
 /// Pairs of measurements; the median ratio counts.
 const PAIRS: usize = 15;
@@ -16,6 +19,19 @@ fn seconds(bench: &Bench, op: &Op, times: usize) -> Result<f64, Error> {
     let start = Instant::now();
     bench.run(op, times)?;
     Ok(start.elapsed().as_secs_f64() / times as f64)
+}
+
+/// The limit for products.
+fn square(bench: &Bench) -> Result<Op, Error> {
+    let [a, b, c] = [bench.f32(&[1536, 1536])?, bench.f32(&[1536, 1536])?, bench.f32(&[1536, 1536])?];
+    let finish = Finish::Into(Accumulate::Overwrite);
+    Gemm { a: &a, b: &b, c: &c, trans: Trans::Nt, finish }.op("limit")
+}
+
+/// The limit for everything else: a copy that moves `bytes`, half read, half written.
+fn copy(bench: &Bench, bytes: usize) -> Result<Op, Error> {
+    let [x, y] = [bench.f32(&[bytes / 8])?, bench.f32(&[bytes / 8])?];
+    Cast { x: &x, y: &y }.op("limit")
 }
 
 fn times_for(bench: &Bench, op: &Op) -> Result<usize, Error> {
@@ -34,7 +50,7 @@ fn main() -> Result<(), Error> {
     let wanted: Vec<&String> = words.iter().filter(|word| word.parse::<usize>().is_err()).collect();
     let machine = Machine::cpu(workers)?;
     let bench = Bench::new(machine.device(0)?)?;
-    let square = bench.square()?;
+    let square = square(&bench)?;
     let device::Launch::Kernel(kernel) = &square.launch else { unreachable!("a product is a kernel") };
     let square_flops = kernel.flops(&square.accesses) as f64;
     let square_times = times_for(&bench, &square)?;
@@ -47,7 +63,7 @@ fn main() -> Result<(), Error> {
         let (limit, limit_times, work, limit_work, unit) = match case.limit {
             Limit::Product => (square.clone(), square_times, case.flops() as f64, square_flops, "GFLOP/s"),
             Limit::Copy => {
-                let copy = bench.copy(case.bytes())?;
+                let copy = copy(&bench, case.bytes())?;
                 let times = times_for(&bench, &copy)?;
                 (copy, times, case.bytes() as f64, case.bytes() as f64, "GB/s")
             }

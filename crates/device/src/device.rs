@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    Allocation, DType, Error, Event, Machine, MemoryKind, Op, OpRef, Shape, Stream, TraceEvent, View,
+    Allocation, DType, Departure, Error, Event, Machine, MemoryKind, Op, OpRef, Shape, Stream, TraceEvent, View,
     cpu::{Claims, Storage},
     engine::Waited,
     event::EventInner,
@@ -83,6 +83,15 @@ impl DeviceInner {
             return Ok(());
         }
         Err(lock(&self.error).clone().expect("BUG: failed without an error"))
+    }
+
+    /// The rank in which the failure began, and what its groups are told; `None` while there is no failure.
+    pub(crate) fn root_failure(&self) -> Option<(u32, Departure)> {
+        self.check().err().map(|error| match error {
+            Error::PeerGone { rank, how, .. } => (rank, how),
+            Error::Cancelled { .. } => (self.rank, Departure::Dropped),
+            error => (self.rank, Departure::Failed(error.chain())),
+        })
     }
 
     /// True when this is the first failure. Groups are told by the caller.
@@ -171,7 +180,8 @@ impl Device {
     /// with its last view.
     ///
     /// # Errors
-    /// The sticky error; [`Error::Reshape`] with more than four dimensions.
+    /// The sticky error; [`Error::Reshape`] with more than [`Shape::MAX`] dimensions or [`Shape::MAX_NUMEL`]
+    /// elements.
     pub fn alloc(&self, label: &str, shape: &[usize], dtype: DType, kind: MemoryKind) -> Result<View, Error> {
         self.inner().check()?;
         let shape = Shape::new(shape).ok_or_else(|| Error::Reshape {
@@ -188,6 +198,7 @@ impl Device {
             bytes,
             kind,
             storage: machine.engine.computes().then(|| Storage::new(bytes, machine.options.fresh)),
+            owner: Arc::downgrade(self.inner()),
         });
         let mut ledger = lock(&self.inner().ledger);
         ledger.retain(|a| a.strong_count() > 0);
@@ -219,7 +230,7 @@ impl Device {
         self.inner().check()?;
         let live: Vec<Arc<StreamInner>> = lock(&self.inner().streams).live.iter().filter_map(Weak::upgrade).collect();
         // A stream whose last handle is gone has said what it did not run.
-        let live: Vec<_> = live.into_iter().filter(|s| !s.cancelled.load(Ordering::Acquire)).collect();
+        let live: Vec<_> = live.into_iter().filter(|s| !s.is_dropped()).collect();
         let marks: Vec<_> = live.iter().map(|s| (s.mark(), s)).collect();
         for (mark, stream) in marks {
             self.inner().wait(&mark, &stream.name)?;

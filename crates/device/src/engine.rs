@@ -68,7 +68,7 @@ impl Engine {
         }
     }
 
-    /// The stream was cancelled: waits until nothing of it runs.
+    /// The stream was dropped: waits until nothing of it runs, and throws away what is queued.
     pub(crate) fn close(&self, stream: &Arc<StreamInner>) {
         match self {
             Engine::Cpu(cpu) => cpu.close(stream),
@@ -76,7 +76,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn expect(&self, ranks: impl IntoIterator<Item = u32>) {
+    pub(crate) fn expect(&self, ranks: &[u32]) {
         if let Engine::Sim(sim) = self {
             sim.expect(ranks);
         }

@@ -322,7 +322,9 @@ pub enum Error {
         have: usize,
     },
     /// New sizes that do not hold the same elements.
-    #[error("'{label}' with sizes {from:?} cannot become {to:?}: as many elements, at most 4 dimensions")]
+    #[error(
+        "'{label}' with sizes {from:?} cannot become {to:?}: as many elements, at most 4 dimensions, 2^59 elements"
+    )]
     Reshape {
         /// Memory.
         label: String,
@@ -392,7 +394,8 @@ pub enum Error {
 impl Error {
     /// This failure only repeats that of another rank.
     pub fn is_echo(&self) -> bool {
-        matches!(self, Error::PeerGone { how: Departure::Failed(_) | Departure::Panicked, .. })
+        // Whoever returned early has no error of its own to tell.
+        matches!(self, Error::PeerGone { how, .. } if *how != Departure::Returned)
     }
 }
 

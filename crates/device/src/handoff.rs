@@ -53,9 +53,9 @@ impl<T> Inbox<T> {
         was_idle
     }
 
-    /// Nobody owns the stream: all that was pushed is done.
-    pub(crate) fn is_idle(&self) -> bool {
-        !lock(&self.state).scheduled
+    /// Takes what was pushed and not yet taken. The stream stays with whoever owns it.
+    pub(crate) fn drain(&self) -> Vec<T> {
+        mem::take(&mut lock(&self.state).items)
     }
 
     /// Frees finished items on this thread.

@@ -134,7 +134,8 @@ impl Machine {
     /// The device of `rank`.
     ///
     /// # Errors
-    /// [`Error::RankTaken`] while another device of that rank lives.
+    /// [`Error::RankTaken`] while a handle of another device of that rank lives: the device itself, a stream, an
+    /// event or a download.
     pub fn device(&self, rank: u32) -> Result<Device, Error> {
         let mut devices = lock(&self.0.devices);
         if devices.get(&rank).is_some_and(|d| d.strong_count() > 0) {
@@ -147,13 +148,14 @@ impl Machine {
     }
 
     /// Opens the meeting place `name` of `members` (ranks in the order of the group) for `rank`. All members open it
-    /// under the same name with the same list; the first makes it. A name that was closed by all can be used again.
+    /// under the same name with the same list; the first makes it. A name that was closed by all, with no call under
+    /// way, can be used again for another group.
     ///
     /// # Errors
     /// [`Error::Members`] when the lists differ, a rank appears twice, or `rank` is no member.
     pub fn meeting(&self, name: &str, members: &[u32], rank: u32) -> Result<Meeting, Error> {
         let mut meetings = lock(&self.0.meetings);
-        let known = meetings.open.get(name).and_then(Weak::upgrade);
+        let known = meetings.open.get(name).and_then(Weak::upgrade).filter(|m| !m.is_over());
         let disagree = |members: &[u32], asked: &[u32]| Error::Members {
             group: name.to_owned(),
             members: members.to_vec(),
@@ -170,7 +172,8 @@ impl Machine {
             return Ok(Meeting::open(inner, member));
         }
         let gone = members.iter().find_map(|m| meetings.gone.get(m).cloned());
-        let inner = Arc::new(MeetingInner::new(name.to_owned(), members.to_vec(), gone));
+        let machine = Arc::downgrade(&self.0);
+        let inner = Arc::new(MeetingInner::new(name.to_owned(), members.to_vec(), machine, gone));
         meetings.open.retain(|_, m| m.strong_count() > 0);
         meetings.open.insert(name.to_owned(), Arc::downgrade(&inner));
         Ok(Meeting::open(inner, member))
@@ -192,10 +195,13 @@ impl Machine {
         self.0.any_dropped.store(true, Ordering::Release);
     }
 
-    /// Makes `ranks` known to the scheduler before their threads start, so that it waits for all of them. Each
-    /// thread then begins with [`Machine::enter`]. Nothing happens on `cpu`.
+    /// Makes `ranks` known before their threads start. Groups count on them again if they had left, and on `sim`
+    /// and `dry` the scheduler waits for all of them. Each thread then begins with [`Machine::enter`].
     pub fn expect(&self, ranks: impl IntoIterator<Item = u32>) {
-        self.0.engine.expect(ranks);
+        let ranks: Vec<u32> = ranks.into_iter().collect();
+        // Whoever opens a group first must not take its peers of an earlier program for gone.
+        lock(&self.0.meetings).gone.retain(|rank, _| !ranks.contains(rank));
+        self.0.engine.expect(&ranks);
     }
 
     /// This thread is the host of `rank` until the guard is dropped. On `sim` and `dry` it blocks until it is this
@@ -233,6 +239,11 @@ impl MachineInner {
     /// Makes `error` sticky on `device` unless it has one, and tells its groups.
     pub(crate) fn fail(&self, device: &DeviceInner, error: Error) {
         let how = Departure::Failed(error.chain());
+        self.fail_because(device, error, how);
+    }
+
+    /// As [`MachineInner::fail`], with what the groups are told.
+    pub(crate) fn fail_because(&self, device: &DeviceInner, error: Error, how: Departure) {
         if device.set_error(error) {
             self.depart(device.rank, how);
         }
@@ -246,8 +257,8 @@ impl MachineInner {
     /// Ends the joint operation of `arrivals`, which was taken out of its meeting: their devices fail because of
     /// `root`, and their streams go on, skipping.
     pub(crate) fn poison(&self, arrivals: &[Arrival], root: u32, how: &Departure) {
-        let failed = arrivals.iter().filter(|a| echo(a, root, how)).map(|a| a.stream.device.rank).collect();
-        self.depart_all(failed, root, how.clone());
+        let failed = arrivals.iter().filter(|a| echo(a, root, how)).map(|a| a.stream.device.rank);
+        self.depart_all(failed.collect(), root, how.clone());
     }
 
     fn depart_all(&self, mut leavers: Vec<u32>, root: u32, how: Departure) {
@@ -275,14 +286,14 @@ impl MachineInner {
     }
 }
 
+/// True when the arrival's device had no error. A rank that left and meets all the same is told that it left.
 fn echo(arrival: &Arrival, root: u32, how: &Departure) -> bool {
     let (device, body) = (&arrival.stream.device, &arrival.body);
-    let gone = || Error::PeerGone {
+    device.set_error(Error::PeerGone {
         rank: root,
         group: body.meeting.name.clone(),
         what: body.request.to_string(),
         seq: body.group_seq,
         how: how.clone(),
-    };
-    device.rank != root && device.set_error(gone())
+    })
 }

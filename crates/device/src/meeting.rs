@@ -2,12 +2,13 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
 use crate::{
     Access, Asked, Departure, PendingJoint, Site,
     exchange::{Piece, Request, pieces},
+    machine::MachineInner,
     stream::StreamInner,
 };
 
@@ -58,8 +59,8 @@ pub(crate) enum Met {
     Ready(Vec<Arrival>),
     /// All have come and ask for different things.
     Disagree { arrivals: Vec<Arrival>, asked: Asked },
-    /// Someone will never come; this arrival is handed back.
-    Gone { arrival: Arrival, rank: u32, how: Departure },
+    /// It will never happen; the arrivals are handed back.
+    Gone { arrivals: Vec<Arrival>, rank: u32, how: Departure },
 }
 
 /// The place where the members of one communicator meet, call after call.
@@ -67,8 +68,10 @@ pub(crate) struct MeetingInner {
     pub(crate) name: String,
     /// Ranks, in the order of the group.
     pub(crate) members: Vec<u32>,
-    /// By member: the number of its next call. Here and not in the handle: a member that opens the place twice still
-    /// has one sequence.
+    /// Ranks are not enough: two machines can have the same.
+    pub(crate) machine: Weak<MachineInner>,
+    /// By member: the number of its next call. Shared by all handles of the member, which are counted by it: queues
+    /// keep finished calls for a while, and that must not keep a group open.
     next: Vec<Arc<Mutex<u64>>>,
     state: Mutex<MeetingState>,
 }
@@ -89,9 +92,26 @@ struct Call {
 }
 
 impl MeetingInner {
-    pub(crate) fn new(name: String, members: Vec<u32>, gone: Option<(u32, Departure)>) -> Self {
+    pub(crate) fn new(
+        name: String,
+        members: Vec<u32>,
+        machine: Weak<MachineInner>,
+        gone: Option<(u32, Departure)>,
+    ) -> Self {
         let next = members.iter().map(|_| Arc::default()).collect();
-        MeetingInner { name, members, next, state: Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone }) }
+        let state = Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone });
+        MeetingInner { name, members, machine, next, state }
+    }
+
+    /// Nobody has a handle, and no call is under way that could still happen: the name is free.
+    pub(crate) fn is_over(&self) -> bool {
+        if self.next.iter().any(|next| Arc::strong_count(next) > 1) {
+            return false;
+        }
+        let state = self.lock();
+        let happened =
+            |next: &Arc<Mutex<u64>>| *next.lock().unwrap_or_else(|poison| poison.into_inner()) == state.first;
+        state.gone.is_some() || self.next.iter().all(happened)
     }
 
     fn lock(&self) -> MutexGuard<'_, MeetingState> {
@@ -103,7 +123,7 @@ impl MeetingInner {
         let n = self.members.len();
         let mut state = self.lock();
         if let Some((rank, how)) = state.gone.clone() {
-            return Met::Gone { arrival, rank, how };
+            return Met::Gone { arrivals: vec![arrival], rank, how };
         }
         let at = (seq - state.first) as usize;
         while state.calls.len() <= at {
@@ -124,6 +144,10 @@ impl MeetingInner {
             state.first += 1;
         }
         drop(state);
+        // A failure becomes visible before its rank has left. What that rank brings was not computed.
+        if let Some((rank, how)) = arrivals.iter().find_map(|a| a.stream.device.root_failure()) {
+            return Met::Gone { arrivals, rank, how };
+        }
         let want = &arrivals[0].body.request;
         if arrivals.iter().all(|a| a.body.request.agrees_with(want)) {
             Met::Ready(arrivals)
@@ -147,6 +171,16 @@ impl MeetingInner {
         calls.into_iter().flat_map(|call| call.arrivals).flatten().collect()
     }
 
+    /// Takes back an arrival that waits for others. False when it has been handed to whoever completes it.
+    pub(crate) fn withdraw(&self, body: &JointBody) -> bool {
+        let mut state = self.lock();
+        let Some(at) = body.group_seq.checked_sub(state.first) else { return false };
+        let Some(call) = state.calls.get_mut(at as usize) else { return false };
+        let withdrawn = call.arrivals[body.member].take().is_some();
+        call.count -= usize::from(withdrawn);
+        withdrawn
+    }
+
     /// Calls that some have reached and others have not.
     pub(crate) fn pending(&self) -> Vec<PendingJoint> {
         let state = self.lock();
@@ -167,7 +201,7 @@ impl MeetingInner {
     }
 }
 
-/// One member's handle of a meeting place: its calls are numbered in the order of submission.
+/// One member's handle of a meeting place: its calls are numbered in the order of submission, over all its handles.
 #[derive(Clone)]
 pub struct Meeting {
     pub(crate) inner: Arc<MeetingInner>,

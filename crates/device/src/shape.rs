@@ -13,10 +13,15 @@ impl Shape {
     /// The most dimensions a view can have.
     pub const MAX: usize = 4;
 
-    /// `None` with more than [`Shape::MAX`] dimensions.
+    /// The most elements, sizes of 0 counted as 1: their bytes still fit an allocation, and no product of sizes
+    /// overflows.
+    pub const MAX_NUMEL: usize = isize::MAX as usize / 16;
+
+    /// `None` with more than [`Shape::MAX`] dimensions or [`Shape::MAX_NUMEL`] elements.
     pub fn new(dims: &[usize]) -> Option<Shape> {
         let mut kept = [1; Shape::MAX];
         kept.get_mut(..dims.len())?.copy_from_slice(dims);
+        dims.iter().try_fold(1usize, |n, d| n.checked_mul((*d).max(1)).filter(|n| *n <= Shape::MAX_NUMEL))?;
         Some(Shape { dims: kept, len: dims.len() as u8 })
     }
 

@@ -1,13 +1,10 @@
 //! Streams: operations in order, submitted without blocking.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
-};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, atomic::AtomicBool};
 
 use crate::{
-    Access, DType, Device, Element, Error, Event, Exchange, Meeting, Op, OpRef, Site, TraceAccess, TraceEvent, View,
-    WaitOutcome, Why,
+    Access, DType, Departure, Device, Element, Error, Event, Exchange, Meeting, Op, OpRef, Site, TraceAccess,
+    TraceEvent, View, WaitOutcome, Why,
     device::DeviceInner,
     download::Download,
     event::Bound,
@@ -48,10 +45,8 @@ pub(crate) struct StreamInner {
     pub(crate) inbox: Inbox<Item>,
     pub(crate) lane: Mutex<Lane>,
     submit: Mutex<Submit>,
-    /// The last handle was dropped: what is queued does not run.
-    pub(crate) cancelled: AtomicBool,
-    /// Operations that did not run for that reason.
-    pub(crate) skipped: AtomicUsize,
+    /// Set when the last handle is dropped, to what groups are told if operations are thrown away.
+    dropped: OnceLock<Departure>,
     /// Parked in a meeting that someone else must complete.
     pub(crate) at_joint: AtomicBool,
 }
@@ -80,8 +75,7 @@ impl StreamInner {
             inbox: Inbox::new(),
             lane: Mutex::new(Lane::default()),
             submit: Mutex::new(Submit { next: 0, behind: Vec::new() }),
-            cancelled: AtomicBool::new(false),
-            skipped: AtomicUsize::new(0),
+            dropped: OnceLock::new(),
             at_joint: AtomicBool::new(false),
         }
     }
@@ -94,13 +88,38 @@ impl StreamInner {
         self.submit.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 
-    /// Pushes a mark behind all that was submitted, for the host to wait for.
+    /// Pushes a mark behind all that was submitted, for the host to wait for. Of a dropped stream nothing is left
+    /// to wait for.
     pub(crate) fn mark(self: &Arc<Self>) -> Arc<Mark> {
         let mark = Arc::new(Mark::new());
         let mut submit = self.lock();
-        submit.next += 1;
-        self.device.machine.engine.push(self, Item::Record(mark.clone()));
+        if self.is_dropped() {
+            let parked = mark.complete();
+            debug_assert!(parked.is_empty(), "BUG: nobody else has this mark");
+        } else {
+            submit.next += 1;
+            self.device.machine.engine.push(self, Item::Record(mark.clone()));
+        }
         mark
+    }
+
+    /// Nobody submits any more, and operations that are queued do not run.
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.dropped.get().is_some()
+    }
+
+    /// Fails the device when operations are among the `queued` items of this dropped stream, or `taken_back` from a
+    /// meeting: then the marks among the items may complete at once, because whoever waits for them finds the error.
+    /// False when there are none: waits and records alone keep their order and go on without a handle.
+    pub(crate) fn throw_away(&self, queued: &[Item], taken_back: usize) -> bool {
+        let operations = queued.iter().filter(|item| matches!(item, Item::Op(_) | Item::Joint(_)));
+        let queued = taken_back + operations.count();
+        if queued > 0 {
+            let error = Error::Cancelled { rank: self.device.rank, stream: self.name.clone(), queued };
+            let how = self.dropped.get().expect("BUG: only a dropped stream is thrown away").clone();
+            self.device.machine.fail_because(&self.device, error, how);
+        }
+        queued > 0
     }
 }
 
@@ -153,7 +172,7 @@ impl Stream {
     pub fn launch(&self, op: Op) -> Result<(), Error> {
         let inner = self.inner();
         inner.device.check()?;
-        check_accesses(op.name, &op.site, &op.accesses, inner.device.rank)?;
+        check_accesses(op.name, &op.site, &op.accesses, &inner.device)?;
         let mut submit = inner.lock();
         let seq = submit.take();
         let tracer = &inner.device.machine.tracer;
@@ -292,11 +311,12 @@ impl Stream {
         let device = &self.inner().device;
         device.check()?;
         let owner = meeting.inner.members[meeting.member];
-        if owner != device.rank {
+        let of_this_machine = std::ptr::eq(meeting.inner.machine.as_ptr(), Arc::as_ptr(&device.machine));
+        if !of_this_machine || owner != device.rank {
             let what = format!("place {} of group '{}'", meeting.member, meeting.inner.name);
             return Err(Error::Foreign { what, owner, used_by: device.rank });
         }
-        check_owner(accesses, device.rank)
+        check_owner(accesses, device)
     }
 
     fn meet(&self, meeting: &Meeting, request: Request, site: Site, accesses: Vec<Access>) {
@@ -405,21 +425,13 @@ impl Stream {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let inner = &self.inner;
-        let machine = &inner.device.machine;
-        inner.cancelled.store(true, Ordering::Release);
-        if inner.at_joint.load(Ordering::Acquire) {
-            machine.fail(
-                &inner.device,
-                Error::Cancelled { rank: inner.device.rank, stream: inner.name.clone(), queued: 1 },
-            );
+        let how = if std::thread::panicking() { Departure::Panicked } else { Departure::Dropped };
+        {
+            // With the lock, so that a mark is either in the queue by now or not pushed at all.
+            let _submit = self.inner.lock();
+            self.inner.dropped.get_or_init(|| how);
         }
-        machine.engine.close(inner);
-        let skipped = inner.skipped.load(Ordering::Acquire);
-        if skipped > 0 {
-            let (rank, stream) = (inner.device.rank, inner.name.clone());
-            machine.fail(&inner.device, Error::Cancelled { rank, stream, queued: skipped });
-        }
+        self.inner.device.machine.engine.close(&self.inner);
     }
 }
 
@@ -427,20 +439,22 @@ fn wrong_type(op: &'static str, view: &View, need: DType) -> Error {
     Error::ElementType { op, site: view.label().to_owned(), tensor: "view", have: view.dtype(), need }
 }
 
-fn check_owner(accesses: &[Access], rank: u32) -> Result<(), Error> {
-    match accesses.iter().find(|a| a.view.rank() != rank) {
+/// Claims are kept by device, so memory of another one would be unguarded.
+fn check_owner(accesses: &[Access], device: &Arc<DeviceInner>) -> Result<(), Error> {
+    match accesses.iter().find(|a| !a.view.is_of(device)) {
         None => Ok(()),
         Some(a) => {
-            Err(Error::Foreign { what: format!("memory '{}'", a.view.label()), owner: a.view.rank(), used_by: rank })
+            let what = format!("memory '{}'", a.view.label());
+            Err(Error::Foreign { what, owner: a.view.rank(), used_by: device.rank })
         }
     }
 }
 
-fn check_accesses(op: &'static str, site: &Site, accesses: &[Access], rank: u32) -> Result<(), Error> {
+fn check_accesses(op: &'static str, site: &Site, accesses: &[Access], device: &Arc<DeviceInner>) -> Result<(), Error> {
     if accesses.len() > 64 {
         return Err(Error::TooManyAccesses { op, site: site.as_str().to_owned(), have: accesses.len() });
     }
-    check_owner(accesses, rank)?;
+    check_owner(accesses, device)?;
     for (second, b) in accesses.iter().enumerate() {
         if let Some(first) = accesses[..second].iter().position(|a| a.conflicts(b)) {
             let (site, label) = (site.as_str().to_owned(), b.view.label().to_owned());

@@ -1,6 +1,6 @@
 //! Views without a device, for unit tests of kernels and regions.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::{Access, Allocation, Args, DType, Element, Fresh, MemoryKind, Shape, View, cpu::Storage};
 
@@ -15,6 +15,7 @@ pub(crate) fn scratch(label: &str, dims: &[usize], dtype: DType, fresh: Fresh) -
         bytes,
         kind: MemoryKind::Other,
         storage: Some(Storage::new(bytes, fresh)),
+        owner: Weak::new(),
     };
     View::whole(Arc::new(alloc), shape, dtype)
 }

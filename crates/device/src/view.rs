@@ -1,8 +1,12 @@
 //! Views: typed, shaped pieces of an allocation.
 
-use std::{fmt, ops::Range, sync::Arc};
+use std::{
+    fmt,
+    ops::Range,
+    sync::{Arc, Weak},
+};
 
-use crate::{DType, Error, Region, Shape, cpu::Storage};
+use crate::{DType, Error, Region, Shape, cpu::Storage, device::DeviceInner};
 
 /// What memory is for; memory plans are summed by it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -29,6 +33,8 @@ pub struct Allocation {
     pub(crate) kind: MemoryKind,
     /// None on the `dry` driver.
     pub(crate) storage: Option<Storage>,
+    /// The device, which need not live any more; ranks are not enough, because two machines can have the same.
+    pub(crate) owner: Weak<DeviceInner>,
 }
 
 /// Shape, element type and region of an allocation, which it keeps alive.
@@ -121,6 +127,10 @@ impl View {
         &self.alloc.label
     }
 
+    pub(crate) fn is_of(&self, device: &Arc<DeviceInner>) -> bool {
+        std::ptr::eq(self.alloc.owner.as_ptr(), Arc::as_ptr(device))
+    }
+
     pub(crate) fn allocation(&self) -> &Arc<Allocation> {
         &self.alloc
     }
@@ -145,7 +155,7 @@ impl View {
     pub fn rows(&self, range: Range<usize>) -> Result<View, Error> {
         let dims = self.shape.dims();
         let have = dims.first().copied().unwrap_or(0);
-        if range.start > range.end || range.end > have {
+        if dims.is_empty() || range.start > range.end || range.end > have {
             return Err(self.out_of_range("rows", &range, have));
         }
         if dims.len() == 1 {
@@ -177,7 +187,7 @@ impl View {
     /// [`Error::OutOfRange`] if the range ends past the dimension or the view is a scalar.
     pub fn columns(&self, range: Range<usize>) -> Result<View, Error> {
         let have = self.shape.dims().last().copied().unwrap_or(0);
-        if range.start > range.end || range.end > have {
+        if self.shape.dims().is_empty() || range.start > range.end || range.end > have {
             return Err(self.out_of_range("columns", &range, have));
         }
         Ok(self.cut_cols(range))

@@ -42,7 +42,7 @@ impl<'a> Agreement<'a> {
         let lines = texts[other].lines().map(str::to_owned).collect();
         let other = PlanDump { rank: GlobalRank(self.meeting.members()[other]), lines };
         let source = match dump.agrees_with(&other) {
-            Err(source) => source,
+            Err(source) => Box::new(source),
             Ok(()) => unreachable!("BUG: equal plans with different fingerprints"),
         };
         let (ours, theirs) = (keys(&dump), keys(&other));

@@ -195,7 +195,7 @@ impl Group {
             return PgError::Device(source);
         }
         let (group, rank, size) = (self.0.name.clone(), self.0.rank.global, self.size());
-        PgError::Refused { op, group, rank, place: self.0.place, size, source }
+        PgError::Refused { op, group, rank, place: self.0.place, size, source: Box::new(source) }
     }
 }
 

@@ -60,7 +60,7 @@ pub use self::{
     layout::{Layout, LayoutConfig, Stages, ViewConfig, WorldPart, weight_shards},
     local::{Rank, local},
     modules::{ModuleRole, Modules},
-    param::{Address, Param, WeakParam},
+    param::{Address, Param, ParamId, WeakParam},
     param_set::{ParamSet, ParamTypes, Placed},
     philox::philox_4x32_10,
     placement::{Cut, Fragment, Fragments, ParamSpec, Pin, Placement, padded_cut},

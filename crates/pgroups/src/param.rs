@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    hash::{Hash, Hasher},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
 };
 
@@ -25,6 +24,10 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct Param(Arc<ParamCell>);
+
+/// Which parameter it is: no two that live at the same time have the same. A key for maps; hold the parameter as well.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ParamId(usize);
 
 /// A parameter held without keeping it alive.
 #[derive(Clone)]
@@ -78,6 +81,12 @@ impl Param {
         let (value, main_grad) = (value.clone(), main_grad.clone());
         let state = State { value, main_grad, generation: 0, publisher: None, landed: None };
         Ok(Param(Arc::new(ParamCell { name: name.into(), state: RwLock::new(state) })))
+    }
+
+    /// Which one it is.
+    #[must_use]
+    pub fn id(&self) -> ParamId {
+        ParamId(Arc::as_ptr(&self.0).addr())
     }
 
     /// Its name.
@@ -205,12 +214,6 @@ impl PartialEq for Param {
 }
 
 impl Eq for Param {}
-
-impl Hash for Param {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        Arc::as_ptr(&self.0).hash(state);
-    }
-}
 
 impl fmt::Debug for Param {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,12 +1,12 @@
 //! The seam between models and layouts: how a block gets its weights and where their gradients go.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use device::{Stream, View, ops::Accumulate};
 
 use crate::{
     error::PgError,
-    param::Param,
+    param::{Param, ParamId},
     turn::{Pass, Turn},
 };
 
@@ -92,7 +92,7 @@ enum First {
     /// Parameters that had theirs: a tied embedding has two uses, and the second must not wipe out the first.
     Keeps {
         flag: View,
-        had: HashSet<Param>,
+        had: HashMap<ParamId, Param>,
     },
 }
 
@@ -108,7 +108,7 @@ impl<'c> Whole<'c> {
     /// be set to zero.
     #[must_use]
     pub fn keeping(turn: Turn<'c>, flag: &View) -> Whole<'c> {
-        Whole { turn, first: First::Keeps { flag: flag.clone(), had: HashSet::new() } }
+        Whole { turn, first: First::Keeps { flag: flag.clone(), had: HashMap::new() } }
     }
 }
 
@@ -125,7 +125,7 @@ impl Weights for Whole<'_> {
         let keep = match &mut self.first {
             First::Adds => Keep::All,
             First::Keeps { flag, had } => {
-                let is_first = had.insert(param.clone());
+                let is_first = had.insert(param.id(), param.clone()).is_none();
                 if is_first { Keep::Times(flag.clone()) } else { Keep::All }
             }
         };

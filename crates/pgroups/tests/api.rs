@@ -20,3 +20,17 @@ mod planning_world;
 mod running_collectives;
 #[path = "api/running_support.rs"]
 mod running_support;
+#[path = "api/running_batches.rs"]
+mod running_batches;
+#[path = "api/running_faults.rs"]
+mod running_faults;
+#[path = "api/running_groups.rs"]
+mod running_groups;
+#[path = "api/running_worlds.rs"]
+mod running_worlds;
+#[path = "api/running_params.rs"]
+mod running_params;
+#[path = "api/running_turns.rs"]
+mod running_turns;
+#[path = "api/running_models.rs"]
+mod running_models;

@@ -10,39 +10,39 @@ use device::{
     },
 };
 
-pub const BATCH: usize = 8;
-pub const SEQ: usize = 256;
-pub const ROWS: usize = BATCH * SEQ;
-pub const DIM: usize = 384;
-pub const HEADS: usize = 6;
-pub const HEAD_DIM: usize = DIM / HEADS;
-pub const FFN: usize = 4 * DIM;
-pub const VOCAB: usize = 8192;
-pub const PARAMS: usize = 1 << 21;
+pub(crate) const BATCH: usize = 8;
+pub(crate) const SEQ: usize = 256;
+pub(crate) const ROWS: usize = BATCH * SEQ;
+pub(crate) const DIM: usize = 384;
+pub(crate) const HEADS: usize = 6;
+pub(crate) const HEAD_DIM: usize = DIM / HEADS;
+pub(crate) const FFN: usize = 4 * DIM;
+pub(crate) const VOCAB: usize = 8192;
+pub(crate) const PARAMS: usize = 1 << 21;
 
 /// What bounds an operation.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Limit {
+pub(crate) enum Limit {
     /// The rate of a large square product.
     Product,
     /// The rate of a copy that moves as many bytes.
     Copy,
 }
 
-pub struct Case {
-    pub name: &'static str,
-    pub op: Op,
-    pub limit: Limit,
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) op: Op,
+    pub(crate) limit: Limit,
 }
 
 impl Case {
     /// Bytes that must move at least: every declared access once, an update twice.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let times = |mode| if mode == device::Mode::Update { 2 } else { 1 };
         self.op.accesses.iter().map(|a| a.view.bytes() * times(a.mode)).sum()
     }
 
-    pub fn flops(&self) -> u64 {
+    pub(crate) fn flops(&self) -> u64 {
         match &self.op.launch {
             Launch::Kernel(kernel) => kernel.flops(&self.op.accesses),
             Launch::Host(_) => 0,
@@ -51,57 +51,44 @@ impl Case {
 }
 
 /// Memory of one device with values in it.
-pub struct Bench {
-    pub device: Device,
-    pub stream: Stream,
+pub(crate) struct Bench {
+    pub(crate) device: Device,
+    pub(crate) stream: Stream,
 }
 
 impl Bench {
-    pub fn new(device: Device) -> Result<Bench, Error> {
+    pub(crate) fn new(device: Device) -> Result<Bench, Error> {
         let stream = device.stream("bench")?;
         Ok(Bench { device, stream })
     }
 
-    pub fn f32(&self, dims: &[usize]) -> Result<View, Error> {
+    pub(crate) fn f32(&self, dims: &[usize]) -> Result<View, Error> {
         let view = self.device.alloc("x", dims, DType::F32, MemoryKind::Other)?;
         let values = (0..view.numel()).map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).collect();
         self.stream.upload::<f32>(&view, values)?;
         Ok(view)
     }
 
-    pub fn bf16(&self, dims: &[usize]) -> Result<View, Error> {
+    pub(crate) fn bf16(&self, dims: &[usize]) -> Result<View, Error> {
         let view = self.device.alloc("x", dims, DType::Bf16, MemoryKind::Other)?;
         self.stream.upload(&view, vec![bf16::from_f32(0.5); view.numel()])?;
         Ok(view)
     }
 
-    pub fn ids(&self, rows: usize, vocab: usize) -> Result<View, Error> {
+    pub(crate) fn ids(&self, rows: usize, vocab: usize) -> Result<View, Error> {
         let view = self.device.alloc("ids", &[rows], DType::I32, MemoryKind::Other)?;
         self.stream.upload(&view, (0..rows).map(|i| (i * 7919 % vocab) as i32).collect())?;
         Ok(view)
     }
 
-    pub fn run(&self, op: &Op, times: usize) -> Result<(), Error> {
+    pub(crate) fn run(&self, op: &Op, times: usize) -> Result<(), Error> {
         for _ in 0..times {
             self.stream.launch(op.clone())?;
         }
         self.stream.synchronize()
     }
 
-    /// The limit for products.
-    pub fn square(&self) -> Result<Op, Error> {
-        let [a, b, c] = [self.f32(&[1536, 1536])?, self.f32(&[1536, 1536])?, self.f32(&[1536, 1536])?];
-        let finish = Finish::Into(Accumulate::Overwrite);
-        Gemm { a: &a, b: &b, c: &c, trans: Trans::Nt, finish }.op("limit")
-    }
-
-    /// The limit for everything else: a copy that moves `bytes`, half read, half written.
-    pub fn copy(&self, bytes: usize) -> Result<Op, Error> {
-        let [x, y] = [self.f32(&[bytes / 8])?, self.f32(&[bytes / 8])?];
-        Cast { x: &x, y: &y }.op("limit")
-    }
-
-    pub fn cases(&self) -> Result<Vec<Case>, Error> {
+    pub(crate) fn cases(&self) -> Result<Vec<Case>, Error> {
         let mut all = self.products()?;
         all.extend(self.attention()?);
         all.extend(self.norms()?);

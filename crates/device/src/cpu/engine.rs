@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, TryLockError,
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
@@ -19,7 +19,7 @@ use crate::{
     engine::Waited,
     handoff::{Ready, Work},
     meeting::{Arrival, Met},
-    stream::{Item, Mark, StreamInner},
+    stream::{Item, Lane, Mark, StreamInner},
 };
 
 /// The worker pool.
@@ -63,14 +63,24 @@ impl CpuEngine {
     }
 
     pub(crate) fn close(&self, stream: &Arc<StreamInner>) {
-        // An operation may own the last handle of a stream, and is dropped by a worker: it must not wait for itself.
+        // An operation may own the last handle of a stream, and is dropped by a worker, perhaps by the one that runs
+        // this very stream: it must not wait. Whoever runs the stream sees that it was dropped.
         let me = thread::current().id();
         let workers = self.workers.lock().unwrap_or_else(|poison| poison.into_inner());
         let on_worker = workers.iter().any(|w| w.thread().id() == me);
         drop(workers);
-        if !on_worker && !stream.inbox.is_idle() {
-            let mark = stream.mark();
-            wait(&mark, stream.device.machine.options.timeout, &stream.device.machine.progress);
+        let (limit, begin) = (stream.device.machine.options.timeout, Instant::now());
+        let mut end = None;
+        while !self.pool.end_idle(stream) && !on_worker && begin.elapsed() < limit {
+            let end: &Arc<Mark> = end.get_or_insert_with(|| {
+                let mark = Arc::new(Mark::new());
+                self.push(stream, Item::Record(mark.clone()));
+                mark
+            });
+            // Looks again now and then: the stream may have parked just before it could see that it was dropped.
+            if end.wait_host(Duration::from_millis(10)) {
+                return;
+            }
         }
     }
 }
@@ -122,14 +132,18 @@ impl Pool {
         let lane = &mut *lane;
         let progress = &stream.device.machine.progress;
         loop {
-            while let Some(item) = lane.batch.get(lane.at) {
+            while lane.at < lane.batch.len() {
+                if stream.is_dropped() && self.throw_away(stream, lane, 0) {
+                    break;
+                }
+                let item = &lane.batch[lane.at];
                 lane.at += 1;
                 match item {
                     Item::Op(body) => {
                         let start = stream.device.machine.tracer.now();
-                        exec::run_op(stream, body, self, true);
+                        let ran = exec::run_op(stream, body, self, true);
                         progress.fetch_add(1, Ordering::Relaxed);
-                        if start > 0 {
+                        if ran && start > 0 {
                             let end = stream.device.machine.tracer.now();
                             exec::trace_run(&stream.device, (body.stream, body.seq, body.op.name), start, end);
                         }
@@ -140,7 +154,6 @@ impl Pool {
                             return;
                         }
                     }
-                    Item::Joint(_) if exec::cancelled(stream) => {}
                     Item::Joint(body) => {
                         stream.at_joint.store(true, Ordering::Release);
                         if !self.arrive(Arrival { stream: stream.clone(), body: body.clone() }) {
@@ -156,6 +169,57 @@ impl Pool {
         }
     }
 
+    /// Ends a dropped stream unless something of it runs. True when it has ended.
+    fn end_idle(&self, stream: &Arc<StreamInner>) -> bool {
+        let mut lane: MutexGuard<'_, Lane> = match stream.lane.try_lock() {
+            Ok(lane) => lane,
+            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let mut taken_back = 0;
+        if stream.at_joint.load(Ordering::Acquire) {
+            let Some(Item::Joint(body)) = lane.at.checked_sub(1).map(|at| &lane.batch[at]) else {
+                unreachable!("BUG: stream '{}' is at no joint operation", stream.name)
+            };
+            if !body.meeting.withdraw(body) {
+                // All have come: it runs, or has run and the stream is about to go on.
+                return false;
+            }
+            stream.at_joint.store(false, Ordering::Release);
+            taken_back = 1;
+        }
+        let mut ended = Vec::new();
+        if self.throw_away(stream, &mut lane, taken_back) {
+            ended = std::mem::take(&mut lane.batch);
+            lane.at = 0;
+        }
+        if taken_back > 0 {
+            // The meeting owned the stream; a worker will find it empty and make it idle.
+            self.ready.push(stream.clone());
+        }
+        // Operations may own handles, whose drop comes back here: not under the lock.
+        drop(lane);
+        drop(ended);
+        true
+    }
+
+    /// Throws away what is queued in a dropped stream if operations are among it: marks complete, the rest stays in
+    /// the batch, done with.
+    fn throw_away(&self, stream: &StreamInner, lane: &mut Lane, taken_back: usize) -> bool {
+        lane.batch.append(&mut stream.inbox.drain());
+        let queued = &lane.batch[lane.at..];
+        if !stream.throw_away(queued, taken_back) {
+            return false;
+        }
+        for item in queued {
+            if let Item::Record(mark) = item {
+                mark.complete().into_iter().for_each(|s| self.ready.push(s));
+            }
+        }
+        lane.at = lane.batch.len();
+        true
+    }
+
     /// True when the stream goes on at once; otherwise whoever completes the meeting resumes it.
     fn arrive(&self, arrival: Arrival) -> bool {
         let (stream, body) = (arrival.stream.clone(), arrival.body.clone());
@@ -164,8 +228,8 @@ impl Pool {
             Met::Parked => return false,
             Met::Ready(arrivals) => {
                 let start = machine.tracer.now();
-                exec::run_joint(&arrivals, self, true);
-                if start > 0 {
+                let ran = exec::run_joint(&arrivals, self);
+                if ran && start > 0 {
                     let end = machine.tracer.now();
                     for a in &arrivals {
                         exec::trace_run(&a.stream.device, (a.body.stream, a.body.seq, a.body.name()), start, end);
@@ -177,10 +241,9 @@ impl Pool {
                 exec::disagree(&arrivals, asked);
                 arrivals
             }
-            Met::Gone { arrival, rank, how } => {
-                machine.poison(&[arrival], rank, &how);
-                stream.at_joint.store(false, Ordering::Release);
-                return true;
+            Met::Gone { arrivals, rank, how } => {
+                machine.poison(&arrivals, rank, &how);
+                arrivals
             }
         };
         for other in &arrivals {

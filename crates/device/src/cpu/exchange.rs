@@ -81,7 +81,7 @@ fn typed<T: Number>(piece: &Piece, from: usize, to: usize) {
 
 /// The values of a piece's source, for a driver that completes members one by one.
 pub(crate) fn snapshot(view: &View) -> Vec<u8> {
-    // SAFETY: the simulator runs one thing at a time, so nobody writes meanwhile; bytes have no invalid values.
+    // SAFETY: the caller holds the claim of the member that `view` belongs to; bytes have no invalid values.
     unsafe { slice::from_raw_parts(base_bytes(view), view.bytes()) }.to_vec()
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn deliver(piece: &Piece, sources: &[Vec<u8>], dest: &View) {
 fn deliver_typed<T: Number>(piece: &Piece, sources: &[Vec<u8>], dest: &View) {
     let size = size_of::<T>();
     let at = |bytes: &[u8], i: usize| T::from_bytes(&bytes[i * size..(i + 1) * size]);
-    // SAFETY: the simulator runs one thing at a time, and holds the claim of the member that `dest` belongs to.
+    // SAFETY: the caller holds the claim of the member that `dest` belongs to.
     let out = unsafe { slice::from_raw_parts_mut(base::<T>(dest), dest.numel()) };
     for (i, out) in out.iter_mut().enumerate() {
         *out = match piece.reduce {

@@ -30,11 +30,11 @@ impl Crew for Alone {
     }
 }
 
-/// Runs `body` unless its device has failed or its stream was dropped.
-pub(crate) fn run_op(stream: &StreamInner, body: &Arc<OpBody>, crew: &dyn Crew, computes: bool) {
+/// Runs `body` unless its device has failed. True when it ran, well or not.
+pub(crate) fn run_op(stream: &StreamInner, body: &Arc<OpBody>, crew: &dyn Crew, computes: bool) -> bool {
     let device = &stream.device;
-    if skips(stream) {
-        return;
+    if device.failed() {
+        return false;
     }
     let claim = Claim::Op(body.clone());
     if let Err(conflict) = device.claims.acquire(&claim) {
@@ -44,27 +44,14 @@ pub(crate) fn run_op(stream: &StreamInner, body: &Arc<OpBody>, crew: &dyn Crew, 
             second: Box::new(claim.op_ref(device)),
         };
         device.machine.fail(device, error);
-        return;
+        return false;
     }
     let result = if computes { catch(|| compute(body, crew)) } else { Ok(()) };
     device.claims.release(&claim);
     if let Err(error) = result {
         device.machine.fail(device, failure(stream.op_ref(body), error));
     }
-}
-
-/// What is queued behind a failure, or in a stream that was dropped, does not run.
-fn skips(stream: &StreamInner) -> bool {
-    cancelled(stream) || stream.device.failed()
-}
-
-/// The stream was dropped; counts what is thrown away.
-pub(crate) fn cancelled(stream: &StreamInner) -> bool {
-    let cancelled = stream.cancelled.load(Ordering::Acquire);
-    if cancelled {
-        stream.skipped.fetch_add(1, Ordering::AcqRel);
-    }
-    cancelled
+    true
 }
 
 pub(crate) fn trace_run(device: &DeviceInner, op: (u32, u64, &'static str), start: u64, end: u64) {
@@ -110,10 +97,9 @@ fn kernel_job(kernel: &Kernel, accesses: &[Access], count: usize, body: Arc<OpBo
     })
 }
 
-/// Runs the joint operation of `arrivals`, all of whom have come and agree. True when it happened; otherwise their
-/// devices have failed.
-pub(crate) fn run_joint(arrivals: &[Arrival], crew: &dyn Crew, computes: bool) -> bool {
-    let machine = &arrivals[0].stream.device.machine;
+/// Calls `run` while the memory of all `arrivals` is claimed. `None` when some of it cannot be: then all their devices
+/// have failed.
+pub(crate) fn with_claims<T>(arrivals: &[Arrival], run: impl FnOnce() -> T) -> Option<T> {
     for (held, arrival) in arrivals.iter().enumerate() {
         let device = &arrival.stream.device;
         let claim = Claim::Joint(arrival.body.clone());
@@ -125,12 +111,20 @@ pub(crate) fn run_joint(arrivals: &[Arrival], crew: &dyn Crew, computes: bool) -
                 second: Box::new(claim.op_ref(device)),
             };
             fail_joint(arrivals, device, error);
-            return false;
+            return None;
         }
     }
-    let result = if computes { catch(|| exchange::run(pieces_of(arrivals), crew)) } else { Ok(()) };
+    let out = run();
     release(arrivals);
-    machine.progress.fetch_add(1, Ordering::Relaxed);
+    Some(out)
+}
+
+/// Runs the joint operation of `arrivals`, all of whom have come and agree. True when it happened; otherwise their
+/// devices have failed.
+pub(crate) fn run_joint(arrivals: &[Arrival], crew: &dyn Crew) -> bool {
+    let exchange = || catch(|| exchange::run(pieces_of(arrivals), crew));
+    let Some(result) = with_claims(arrivals, exchange) else { return false };
+    arrivals[0].stream.device.machine.progress.fetch_add(1, Ordering::Relaxed);
     let Err(error) = result else { return true };
     let body = &arrivals[0].body;
     let device = &arrivals[0].stream.device;
@@ -160,7 +154,7 @@ fn release(arrivals: &[Arrival]) {
 }
 
 /// `device` failed with `error` in the joint operation, and takes the others with it.
-pub(crate) fn fail_joint(arrivals: &[Arrival], device: &DeviceInner, error: Error) {
+fn fail_joint(arrivals: &[Arrival], device: &DeviceInner, error: Error) {
     let how = Departure::Failed(error.chain());
     device.machine.fail(device, error);
     device.machine.poison(arrivals, device.rank, &how);

@@ -13,6 +13,6 @@ pub use self::args::{ArgError, Args, Rows, RowsMut};
 pub(crate) use self::claims::{Claim, Claims};
 pub(crate) use self::engine::CpuEngine;
 pub(crate) use self::exchange::{deliver, snapshot};
-pub(crate) use self::exec::{Alone, cancelled, disagree, run_op, trace_run};
+pub(crate) use self::exec::{Alone, disagree, run_op, trace_run, with_claims};
 pub use self::storage::Fresh;
 pub(crate) use self::storage::Storage;

@@ -176,19 +176,19 @@ impl GemmFinish {
 }
 
 impl GemmSpec {
-    /// Narrower tiles lose more to packing the other factor again than a second worker gains.
+    /// Rows (or columns) of a tile. Half of it costs 4% where the other factor is packed again for every tile.
     const TILE: usize = 512;
+    /// Where tiles of that size are too few to share out, down to this size, which costs up to 10%.
+    const SMALL_TILE: usize = 192;
+    const FEW: usize = 4;
 
     fn cut(&self, accesses: &[Access]) -> Cut {
         let (m, k) = oriented(&accesses[0].view, self.trans.a());
         let n = accesses[2].view.cols();
-        let least = |other: usize| Self::TILE.max(PIECE_FLOPS.div_ceil((2 * k * other).max(1)));
         // Rows of C are cut first: their tiles are contiguous in C and, for forward products, in A.
-        if m >= n.min(2 * Self::TILE) {
-            Cut::at_least(Axis::Rows, m, least(n), 16)
-        } else {
-            Cut::at_least(Axis::Cols, n, least(m), 16)
-        }
+        let (axis, len, other) = if m >= n.min(Self::TILE) { (Axis::Rows, m, n) } else { (Axis::Cols, n, m) };
+        let tile = Self::TILE.min(len / Self::FEW).max(Self::SMALL_TILE);
+        Cut::at_least(axis, len, tile.max(PIECE_FLOPS.div_ceil((2 * k * other).max(1))), 16)
     }
 }
 

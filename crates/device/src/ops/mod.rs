@@ -48,8 +48,6 @@ pub use self::rms_norm::{RmsNorm, RmsNormBackward, RmsNormGrad};
 pub use self::rms_norm::{RmsNormBackwardSpec, RmsNormGradSpec, RmsNormSpec};
 pub use self::rotary::{Rotary, RotaryTable, Turning};
 pub use self::rotary::{RotarySpec, RotaryTableSpec};
-#[cfg(test)]
-pub(crate) use self::trial::run_now;
 pub use self::values::ValueError;
 use crate::{Access, Args, OpError};
 

@@ -111,7 +111,7 @@ pub struct SquaredNorm<'a> {
 }
 
 impl SquaredNorm<'_> {
-    /// Elements in a piece: 1 MiB of f32.
+    /// Elements in a piece.
     const PIECE: usize = PIECE_BYTES / 4;
 
     /// Partial sums that a tensor of `numel` elements needs.

@@ -83,6 +83,11 @@ pub(crate) fn random(seed: u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
+/// The first two cases only under Miri, which takes a thousand times as long for each.
+pub(crate) fn few<T>(cases: &[T]) -> &[T] {
+    if cfg!(miri) { &cases[..2] } else { cases }
+}
+
 /// Whether a test's matrices have gaps between their rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Gaps {

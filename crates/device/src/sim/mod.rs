@@ -2,6 +2,7 @@
 
 mod chooser;
 mod engine;
+mod exchanging;
 mod hosts;
 mod search;
 

@@ -12,6 +12,11 @@ pub(crate) fn machines() -> Vec<Machine> {
     cpu.into_iter().chain(sim).collect()
 }
 
+/// For large tensors, where the simulator is slow.
+pub(crate) fn few_machines() -> Vec<Machine> {
+    vec![cpu(1), cpu(2), cpu(4), Machine::sim(1)]
+}
+
 /// Gives up after a second without progress, so that no test hangs.
 pub(crate) fn cpu(workers: usize) -> Machine {
     Machine::cpu_with(workers, impatient()).unwrap()
@@ -62,10 +67,14 @@ impl Real for bf16 {
     }
 }
 
+/// One of the values of [`values`].
+pub(crate) fn value<T: Real>(rank: u32, at: usize) -> T {
+    T::of(((rank as usize * 7919 + at * 31) % 1009) as f32 / 97.0 - 5.0)
+}
+
 /// `numel` values that differ between ranks and elements and have no short binary form.
 pub(crate) fn values<T: Real>(rank: u32, numel: usize) -> Vec<T> {
-    let value = |i: usize| ((rank as usize * 7919 + i * 31) % 1009) as f32 / 97.0 - 5.0;
-    (0..numel).map(|i| T::of(value(i))).collect()
+    (0..numel).map(|at| value(rank, at)).collect()
 }
 
 pub(crate) fn alloc(device: &Device, label: &str, numel: usize, dtype: DType) -> View {

@@ -101,6 +101,12 @@ impl RankRun {
         Ok(())
     }
 
+    /// Waits until every rank has come here.
+    pub(super) fn meet(&self) -> Result<(), TrainError> {
+        self.replicas.meet(&self.stream)?;
+        Ok(self.stream.synchronize()?)
+    }
+
     fn microbatch(&mut self, at: usize) -> Result<(), TrainError> {
         let Inputs { tokens, targets, keep, losses, .. } = &self.inputs;
         let token_scale = Factor::Const(1.0 / (tokens.numel() * self.microbatches) as f32);

@@ -57,6 +57,8 @@ pub fn train(config: &Config, dir: &Path, lines: Box<dyn Write + Send>) -> Resul
     // Too little data is told before anything else is made.
     batches(config, &corpus, 0)?;
     let plan = plan_run(config)?;
+    // What the measurement of the peak leaves to the allocator is used again below.
+    let before = resident_bytes();
     let machine = machine(config)?;
     let peak = product_peak(&machine, 0)?;
     fs::create_dir_all(dir).map_err(|source| TrainError::Write { path: dir.to_owned(), source })?;
@@ -64,7 +66,6 @@ pub fn train(config: &Config, dir: &Path, lines: Box<dyn Write + Send>) -> Resul
     log.progress.note(&format!("{} tokens from {} files", corpus.tokens(), corpus.files().len()));
     log.progress.note(plan.to_string().trim_end());
     let metrics_file = log.file.path().to_owned();
-    let before = resident_bytes();
     // Rank 0 writes; the lock only lends the log to its thread.
     let log = Mutex::new(log);
     let ended = pgroups::local(&machine, config.layout.dp, |rank| -> Result<_, TrainError> {
@@ -85,10 +86,13 @@ pub fn train(config: &Config, dir: &Path, lines: Box<dyn Write + Send>) -> Resul
                 lend(&log).step(known)?;
             }
         }
+        let now = resident_bytes();
+        // Nobody gives memory back before rank 0 has looked.
+        run.meet()?;
         if !is_writer {
             return Ok((None, None));
         }
-        let grown = resident_bytes().zip(before).map(|(now, before)| now.saturating_sub(before));
+        let grown = now.zip(before).map(|(now, before)| now.saturating_sub(before));
         let wanted = config.log.sample_tokens > 0;
         let sample = wanted.then(|| write_sample(&mut run, config, corpus.tokenizer())).transpose()?;
         Ok((sample, grown))

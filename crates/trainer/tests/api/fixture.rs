@@ -9,10 +9,10 @@ use std::{
 use trainer::{Config, StepMetrics, Trained};
 
 /// A folder of this process that is removed with the value.
-pub struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    pub fn new() -> Folder {
+    pub(crate) fn new() -> Folder {
         // Every test has a thread of its own.
         let name = format!("trainer-test-{}-{:?}", std::process::id(), std::thread::current().id());
         let path = std::env::temp_dir().join(name);
@@ -20,12 +20,12 @@ impl Folder {
         Folder(path)
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
     /// Writes `text.txt` and `run.toml` with `settings` under the smallest sections that train.
-    pub fn with_config(settings: &str) -> Folder {
+    pub(crate) fn with_config(settings: &str) -> Folder {
         let folder = Folder::new();
         fs::write(folder.0.join("text.txt"), text()).unwrap();
         let config = format!(
@@ -36,11 +36,11 @@ impl Folder {
         folder
     }
 
-    pub fn config(&self) -> PathBuf {
+    pub(crate) fn config(&self) -> PathBuf {
         self.0.join("run.toml")
     }
 
-    pub fn train(&self, set: &[&str]) -> Trained {
+    pub(crate) fn train(&self, set: &[&str]) -> Trained {
         let config = Config::load(&self.config(), set).unwrap();
         let dir = self.0.join("run");
         trainer::train(&config, &dir, Box::new(std::io::sink())).unwrap()
@@ -55,7 +55,7 @@ impl Drop for Folder {
 }
 
 /// Sentences with enough order to learn from and enough change not to be known at once.
-pub fn text() -> String {
+pub(crate) fn text() -> String {
     let (who, does) = (["rank", "group", "bucket", "shard"], ["gathers", "reduces", "publishes", "waits for"]);
     (0..600).fold(String::new(), |mut text, i| {
         writeln!(text, "The {} {} its {} in step {}.", who[i % 4], does[(i / 3) % 4], who[(i / 7) % 4], i % 10)
@@ -64,6 +64,6 @@ pub fn text() -> String {
     })
 }
 
-pub fn losses(metrics: &[StepMetrics]) -> Vec<f32> {
+pub(crate) fn losses(metrics: &[StepMetrics]) -> Vec<f32> {
     metrics.iter().map(|m| m.loss).collect()
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     gemm::{Factor, product},
-    lanes::{Lanes, WIDTH},
+    lanes::WIDTH,
     math::{self, exp_or_zero, exp_or_zero_of},
     wide::wide,
 };

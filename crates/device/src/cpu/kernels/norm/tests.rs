@@ -3,15 +3,15 @@ use crate::{
     ops::{
         Accumulate, LayerNorm, LayerNormBackward, LayerNormGrad, Residual, RmsNorm, RmsNormBackward, RmsNormGrad,
         trial::{
-            Gaps, assert_close, assert_order_free, differences, inner, poisoned_vector, random, refusal, run_checked,
-            vector, wide,
+            Gaps, assert_close, assert_order_free, differences, few, inner, poisoned_vector, random, refusal,
+            run_checked, vector, wide,
         },
     },
     testing::{get, put},
 };
 
 const EPS: f32 = 1e-5;
-const SIZES: [(usize, usize); 5] = [(1, 1), (3, 17), (5, 65), (2, 32), (70, 3)];
+const SIZES: [(usize, usize); 5] = [(1, 1), (3, 17), (70, 3), (5, 65), (2, 32)];
 
 /// Layer norm of each row: outputs, means, reciprocal deviations.
 fn layer(x: &[f64], w: &[f64], b: &[f64]) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
@@ -39,7 +39,7 @@ fn rms(x: &[f64], w: &[f64]) -> (Vec<f64>, Vec<f64>) {
 
 #[test]
 fn layer_norm_with_and_without_residual_equals_its_formula() {
-    for (rows, cols) in SIZES {
+    for &(rows, cols) in few(&SIZES) {
         for gaps in Gaps::BOTH {
             let (x, r) = (random(1, rows * cols), random(2, rows * cols));
             let (w, b) = (random(3, cols), random(4, cols));
@@ -69,7 +69,7 @@ fn layer_norm_with_and_without_residual_equals_its_formula() {
 
 #[test]
 fn a_row_far_from_zero_keeps_its_variance() {
-    for cols in [3, 32, 384, 1000] {
+    for &cols in few(&[3, 65, 384, 1000]) {
         for offset in [0.0, 1e3, -1e4] {
             let x: Vec<f32> = random(1, cols).iter().map(|x| x + offset).collect();
             let xv = Gaps::None.holding("x", 1, cols, &x);
@@ -104,7 +104,7 @@ fn an_outlier_at_the_start_costs_little_precision() {
 
 #[test]
 fn rms_norm_with_and_without_residual_equals_its_formula() {
-    for (rows, cols) in SIZES {
+    for &(rows, cols) in few(&SIZES) {
         for gaps in Gaps::BOTH {
             let (x, r, w) = (random(1, rows * cols), random(2, rows * cols), random(3, cols));
             let (xv, rv) = (gaps.holding("x", rows, cols, &x), gaps.holding("r", rows, cols, &r));
@@ -158,7 +158,7 @@ fn check_dx(gaps: Gaps, rows: usize, cols: usize, want: &[f64], op: impl Fn(Opti
 
 #[test]
 fn layer_norm_backward_equals_differences() {
-    for (rows, cols) in [(3, 17), (5, 65), (2, 32), (70, 3)] {
+    for &(rows, cols) in few(&[(3, 17), (70, 3), (5, 65), (2, 32)]) {
         for gaps in Gaps::BOTH {
             let (x, dy) = (random(1, rows * cols), random(2, rows * cols));
             let (w, b) = (random(3, cols), random(4, cols));
@@ -211,7 +211,7 @@ fn check_accumulation(outputs: &[(&View, &Vec<f64>)], op: impl Fn(Accumulate<'_>
 
 #[test]
 fn rms_norm_backward_equals_differences() {
-    for (rows, cols) in [(3, 17), (5, 65), (2, 32), (70, 3)] {
+    for &(rows, cols) in few(&[(3, 17), (70, 3), (5, 65), (2, 32)]) {
         for gaps in Gaps::BOTH {
             let (x, dy, w) = (random(1, rows * cols), random(2, rows * cols), random(3, cols));
             let (wx, ww) = (wide(&x), wide(&w));
@@ -238,7 +238,7 @@ fn large_norms_are_cut_with_the_same_bits_in_any_order() {
     if cfg!(miri) {
         return;
     }
-    let (rows, cols) = (1000, 1101);
+    let (rows, cols) = (1100, 1101);
     let x = random(1, rows * cols);
     let view = |label: &str, seed| Gaps::Some.holding(label, rows, cols, &random(seed, rows * cols));
     let stats = |label: &str, seed| vector(label, &random(seed, rows));
@@ -293,7 +293,7 @@ fn large_norms_are_cut_with_the_same_bits_in_any_order() {
 
 #[test]
 fn sums_over_many_rows_stay_close_to_f64() {
-    let rows = if cfg!(miri) { 200 } else { 20_000 };
+    let rows = if cfg!(miri) { 70 } else { 20_000 };
     let dy: Vec<f32> = random(1, rows * 3).iter().map(|x| x + 1.0).collect();
     let ones = vec![1.0; rows];
     let dyv = Gaps::None.holding("dy", rows, 3, &dy);

@@ -3,14 +3,14 @@ use crate::{
     DType, Fresh, View,
     ops::{
         Accumulate, BiasGrad, ClipFactor, Factor, Sum,
-        trial::{Gaps, assert_close, assert_order_free, poisoned_vector, random, refusal, run_checked, vector},
+        trial::{Gaps, assert_close, assert_order_free, few, poisoned_vector, random, refusal, run_checked, vector},
     },
     testing::{get, holding, put, scratch},
 };
 
 #[test]
 fn bias_gradient_is_the_sum_of_columns_and_accumulates() {
-    for (rows, cols) in [(1, 1), (3, 17), (65, 33), (130, 64), (200, 3)] {
+    for &(rows, cols) in few(&[(3, 17), (65, 3), (65, 33), (130, 64), (1, 1)]) {
         for gaps in Gaps::BOTH {
             let dy = random(1, rows * cols);
             let want: Vec<f64> = (0..cols).map(|j| (0..rows).map(|i| f64::from(dy[i * cols + j])).sum()).collect();
@@ -72,7 +72,7 @@ fn squared(x: &View) -> f32 {
 
 #[test]
 fn squared_norm_equals_f64_for_one_piece_and_for_many() {
-    let large = if cfg!(miri) { 3000 } else { 1_200_001 };
+    let large = if cfg!(miri) { 3000 } else { 1_200_003 };
     for n in [1, 3, 17, 65, 2049, large] {
         let values = random(1, n);
         let want: f64 = values.iter().map(|x| f64::from(*x).powi(2)).sum();
@@ -83,7 +83,7 @@ fn squared_norm_equals_f64_for_one_piece_and_for_many() {
         let got = f64::from(squared(&holding("x", &[n], &halves)));
         assert!((got - want).abs() <= 2e-7 * want, "{n}: {got}, not {want}");
     }
-    assert!(SquaredNorm::partials(1_200_001) > 1);
+    assert!(SquaredNorm::partials(1_200_003) > 1);
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn partial_sums_have_the_same_bits_in_any_order() {
         return;
     }
     assert_order_free(|| {
-        let x = vector("x", &random(1, 1_000_003));
-        let partials = poisoned_vector("partials", SquaredNorm::partials(1_000_003));
+        let x = vector("x", &random(1, 2_000_003));
+        let partials = poisoned_vector("partials", SquaredNorm::partials(2_000_003));
         (SquaredNorm { x: &x, partials: &partials }.op("t").unwrap(), vec![partials])
     });
 }

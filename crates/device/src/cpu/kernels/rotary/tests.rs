@@ -69,7 +69,7 @@ fn large_turns_are_cut_at_sequences_with_the_same_bits_in_any_order() {
     }
     let table = table(250, 32);
     assert_order_free(|| {
-        let x = Gaps::Some.holding("x", 1750, 320, &random(1, 1750 * 320));
+        let x = Gaps::Some.holding("x", 2250, 320, &random(1, 2250 * 320));
         (Rotary { x: &x, table: &table, seq_len: 250, turning: Turning::Forward, y: &x }.op("t").unwrap(), vec![x])
     });
 }

@@ -1,0 +1,80 @@
+//! The drivers under test. A claim is a function of a [`Driver`]; `conformance!` makes a test of it for each.
+
+use std::time::Duration;
+
+use device::{Fresh, Machine, Options};
+
+/// Longer than any claim takes, so that a hang ends as an error.
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+
+/// For claims in which somebody never comes.
+pub(crate) const SHORT: Duration = Duration::from_millis(150);
+
+/// Opens machines of one kind.
+pub(crate) struct Driver {
+    open: Box<dyn Fn(Options) -> Machine>,
+}
+
+impl Driver {
+    pub(crate) fn new(open: impl Fn(Options) -> Machine + 'static) -> Driver {
+        Driver { open: Box::new(open) }
+    }
+
+    /// Fresh memory is poisoned, so that a read before the first write shows.
+    pub(crate) fn machine(&self) -> Machine {
+        self.limited(LIMIT)
+    }
+
+    pub(crate) fn limited(&self, timeout: Duration) -> Machine {
+        (self.open)(Options { timeout, fresh: Fresh::Poisoned })
+    }
+}
+
+pub(crate) fn cpu(workers: usize) -> Driver {
+    Driver::new(move |options| Machine::cpu_with(workers, options).unwrap())
+}
+
+pub(crate) fn sim(seed: u64) -> Driver {
+    Driver::new(move |options| Machine::sim_with(seed, options))
+}
+
+pub(crate) fn dry() -> Driver {
+    Driver::new(|_| Machine::dry())
+}
+
+/// A claim under several seeds.
+pub(crate) fn on_seeds(claim: fn(&Driver)) {
+    (0..6).for_each(|seed| claim(&sim(seed)));
+}
+
+/// Makes each claim a test of each driver. `every` claims need no values, `computing` claims do, `blocking` claims
+/// have operations that wait for each other, which takes real threads.
+macro_rules! conformance {
+    ($kind:ident: $($claim:ident),+ $(,)? $(; $($rest:tt)+)?) => {
+        mod $kind {
+            conformance!(@ $kind $($claim),+);
+        }
+        $(conformance! { $($rest)+ })?
+    };
+    (@ every $($claim:ident),+) => {
+        conformance!(@ computing $($claim),+);
+        conformance!(@ driver dry, |claim: fn(&_)| claim(&crate::api::drivers::dry()), $($claim),+);
+    };
+    (@ computing $($claim:ident),+) => {
+        conformance!(@ driver cpu_1, |claim: fn(&_)| claim(&crate::api::drivers::cpu(1)), $($claim),+);
+        conformance!(@ blocking $($claim),+);
+        conformance!(@ driver sim, crate::api::drivers::on_seeds, $($claim),+);
+    };
+    (@ blocking $($claim:ident),+) => {
+        conformance!(@ driver cpu_2, |claim: fn(&_)| claim(&crate::api::drivers::cpu(2)), $($claim),+);
+        conformance!(@ driver cpu_4, |claim: fn(&_)| claim(&crate::api::drivers::cpu(4)), $($claim),+);
+    };
+    (@ driver $driver:ident, $run:expr, $($claim:ident),+) => {
+        mod $driver {
+            $(#[test]
+            fn $claim() {
+                ($run)(super::super::$claim);
+            })+
+        }
+    };
+}
