@@ -6,10 +6,10 @@ use data::Batch;
 use ddp::{Adam, AdamConfig, DecayRange, Replicas};
 use device::ops::{Factor, Sum};
 use device::{DType, Frame, FramePlan, MemoryKind, Stream, View};
-use model::{Decay, Gpt, GptPlan, Microbatch};
+use model::{Decay, Gpt, GptPlan, LlamaConfig, Microbatch, RecomputeLayers};
 use pgroups::{Key, Needs, ParamSet, ParamTypes, Pass, ProcessGroups, Rank, Seed, Turn, Whole};
 
-use crate::{Config, TrainError};
+use crate::{Arch, Config, Recompute, TrainError};
 
 /// Plans of the two kinds of pass: a training microbatch, and the next token of a sample.
 #[derive(Clone)]
@@ -58,7 +58,11 @@ impl RankRun {
         let plan = gpt_plan(config)?;
         let params = ParamSet::allocate(rank, &layout, &plan.specs(), ParamTypes::default())?;
         params.fill(&stream, Seed(config.train.seed))?;
-        let model = plan.build(params.params())?;
+        let recompute = match config.train.recompute {
+            Recompute::None => RecomputeLayers::None,
+            Recompute::Block => RecomputeLayers::All,
+        };
+        let model = plan.build_with(params.params(), &recompute)?;
         let o = &config.optimizer;
         let adam = AdamConfig { beta1: o.beta1, beta2: o.beta2, eps: o.eps, clip: o.clip };
         let decays = decay_ranges(&plan, &params, o.weight_decay);
@@ -146,7 +150,12 @@ impl Inputs {
 /// The model that a configuration asks for.
 pub(super) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
     let m = &config.model;
+    let arch = match m.arch {
+        Arch::Gpt2 => model::Arch::Gpt2,
+        Arch::Llama => model::Arch::Llama(LlamaConfig { kv_heads: m.kv_heads, rope_base: LlamaConfig::ROPE_BASE }),
+    };
     Ok(GptPlan::new(model::GptConfig {
+        arch,
         layers: m.layers,
         dim: m.dim,
         heads: m.heads,

@@ -66,3 +66,16 @@ fn a_gradient_that_overflows_changes_nothing_and_the_run_says_so() {
     assert!(trained.metrics[0].loss.is_finite());
     assert!(!trained.metrics[3].loss.is_finite() || !trained.metrics[3].grad_norm.is_finite());
 }
+
+#[test]
+fn a_llama_learns_and_recomputing_changes_no_bit_of_either_architecture() {
+    let folder = Folder::with_config(TRAIN);
+    for arch in [&["model.arch=gpt2"][..], &["model.arch=gpt2", "model.tied=false"], &["model.arch=llama", "model.kv_heads=1"]] {
+        let run = |recompute: &str| folder.train(&[arch, &["train.steps=40", recompute]].concat());
+        let (kept, again) = (run("train.recompute=none"), run("train.recompute=block"));
+        assert_eq!(losses(&kept.metrics), losses(&again.metrics), "{arch:?}");
+        assert_eq!(kept.sample, again.sample);
+        let ratio = kept.summary.last_loss / f64::from(kept.summary.first_loss);
+        assert!(ratio < 0.75, "{arch:?}: {}", kept.summary);
+    }
+}
