@@ -11,7 +11,7 @@ use crate::ModelError;
 ///
 /// Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
 pub(crate) struct Turner {
-    base: f64,
+    base: usize,
     /// Positions and columns of a head.
     table: [usize; 2],
     site: Site,
@@ -23,7 +23,7 @@ const SHARED: u32 = u32::MAX;
 impl Turner {
     /// For heads of `head_dim` columns, at positions `0..seq_len`.
     pub(crate) fn new(base: usize, seq_len: usize, head_dim: usize, site: Site) -> Turner {
-        Turner { base: base as f64, table: [seq_len, head_dim], site }
+        Turner { base, table: [seq_len, head_dim], site }
     }
 
     /// Turns the heads of `x`, `[.., sequence, columns of whole heads]`, in place.
@@ -36,7 +36,8 @@ impl Turner {
     /// The table of this pass. The first block that asks for it fills it, in whichever microbatch; blocks have no
     /// memory of their own that could outlive a pass.
     fn angles(&self, f: &mut Frame) -> Result<View, ModelError> {
-        let back = f.enter(SHARED, 0);
+        // Models that share a frame may differ in base or in sizes.
+        let back = f.enter(SHARED, self.base as u32);
         let known = f.saved("angles").ok().filter(|table| *table.shape() == self.table);
         let table = known.map_or_else(|| self.fill(f), Ok);
         f.enter(back.0, back.1);
@@ -45,7 +46,7 @@ impl Turner {
 
     fn fill(&self, f: &mut Frame) -> Result<View, ModelError> {
         let table = f.save("angles", &self.table, DType::F32)?;
-        f.stream().launch(RotaryTable { table: &table, base: self.base }.op(&self.site)?)?;
+        f.stream().launch(RotaryTable { table: &table, base: self.base as f64 }.op(&self.site)?)?;
         Ok(table)
     }
 }

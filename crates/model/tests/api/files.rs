@@ -79,7 +79,8 @@ fn files_have_the_names_and_the_layout_of_the_transformers_library() {
     let mut names: Vec<String> =
         SafeTensors::deserialize(&file).unwrap().names().into_iter().map(String::from).collect();
     let mut want: Vec<String> = plan.params().iter().map(|p| p.spec.name.clone()).collect();
-    (names.sort(), want.sort());
+    names.sort();
+    want.sort();
     assert_eq!(names, want);
 }
 

@@ -120,8 +120,12 @@ fn what_a_recomputed_block_forgot_is_not_found() {
     let m = Microbatch { tokens: &tokens, targets: &targets, loss: &rig.loss, token_scale, slot: 0 };
     rig.gpt.forward_loss(&mut f, &mut w, &m).unwrap();
     f.enter(1, 0);
-    let error = rig.gpt.blocks()[1].backward_weight(&mut f, &mut w).unwrap_err();
+    let dy = rig.device.alloc("dy", &[2, 7, 6], DType::F32, MemoryKind::Other).unwrap();
+    let kept = rig.plan.build(&rig.params).unwrap();
+    let error = kept.blocks()[1].backward_input(&mut f, &mut w, &dy).unwrap_err();
     assert!(matches!(error, ModelError::Device(device::Error::NotSaved { .. })), "{error}");
+    // What was kept of it is enough for the wrapper.
+    rig.gpt.blocks()[1].backward_input(&mut f, &mut w, &dy).unwrap();
 }
 
 /// Weights as sharded layouts hand them out: a fresh copy for each use, in memory that is NaN again once it is given

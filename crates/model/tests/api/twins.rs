@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use device::{DType, Frame, Fresh, Machine, Options, View, ops::Factor};
-use model::{GptConfig, GptPlan, Microbatch, Output, RecomputeLayers};
+use device::{DType, Frame, Fresh, Machine, MemoryKind, Options, View, ops::Factor};
+use model::{Arch, GptConfig, GptPlan, LlamaConfig, Microbatch, Output, RecomputeLayers};
 use pgroups::Pass;
 
 use crate::rig::{Case, Layout, Results, Rig, cut, cut_llama, ids, tiny, tiny_llama, values};
@@ -196,5 +196,32 @@ fn logits_ignore_what_follows(config: GptConfig) {
         let largest = want.iter().fold(0.0f64, |m, v| m.max(v.abs()));
         let off = seen[0].iter().zip(&want).fold(0.0f64, |m, (a, b)| m.max((f64::from(*a) - b).abs()));
         assert!(off <= 2e-6 * largest, "position {at}: off by {off}");
+    }
+}
+
+#[test]
+fn models_that_share_a_frame_have_angles_of_their_own() {
+    let arch = |kv_heads, rope_base| Arch::Llama(LlamaConfig { kv_heads, rope_base });
+    // Other angles; as many key columns in one head.
+    let configs = [
+        tiny_llama(),
+        GptConfig { arch: arch(2, 9), ..tiny_llama() },
+        GptConfig { arch: arch(1, 50), heads: 2, ..tiny_llama() },
+    ];
+    let values = values(&GptPlan::new(tiny_llama()).unwrap(), 4);
+    let shared = Rig::new(&Machine::cpu(2).unwrap(), tiny_llama(), Some(&values));
+    let models = configs.map(|config| GptPlan::new(config).unwrap().build(&shared.params).unwrap());
+    let x = shared.device.alloc("x", &[2, 5, 16], DType::F32, MemoryKind::Other).unwrap();
+    shared.stream.upload(&x, (0..160).map(|i| (i * 37 % 41) as f32 / 20.0 - 1.0).collect::<Vec<f32>>()).unwrap();
+    let forward = |f: &mut Frame, model: usize| {
+        f.enter(model as u32, 0);
+        let y = models[model].blocks()[1].forward(f, &mut shared.weights(Layout::Main, Pass::Forward), &x).unwrap();
+        shared.read(&y)
+    };
+    let apart = [0, 1, 2].map(|model| forward(&mut Frame::unplanned(&shared.stream, "apart"), model));
+    assert!(apart[0] != apart[1] && apart[0] != apart[2]);
+    let mut f = Frame::unplanned(&shared.stream, "together");
+    for model in [0, 1, 2, 0, 2, 1] {
+        assert_eq!(forward(&mut f, model), apart[model], "model {model}");
     }
 }
