@@ -13,6 +13,8 @@ mod frame;
 mod handoff;
 mod machine;
 mod meeting;
+#[cfg(test)]
+mod miri_tests;
 mod op;
 pub mod ops;
 mod region;
@@ -45,3 +47,13 @@ pub use self::stream::Stream;
 pub use self::trace::{Trace, TraceAccess, TraceEvent, WaitOutcome, Work};
 pub use self::view::{Allocation, MemoryKind, View};
 pub use self::why::Why;
+
+/// The page's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/device.md")]
+struct Page;
+
+/// So do the README's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -9,6 +9,7 @@ use std::{
 use device::{Meeting, Site};
 
 use crate::{
+    axis::check_name,
     error::PgError,
     grid::OwnGroup,
     local::Rank,
@@ -82,8 +83,11 @@ impl Group {
     /// one's nor are counted with them. All members make it.
     ///
     /// # Errors
-    /// [`PgError::SecondTwice`] for a label that this group's communicator has already.
+    /// [`PgError::SecondTwice`] for a label that this group's communicator has already;
+    /// [`PlanError::BadName`](crate::PlanError::BadName) unless the label is spelled like a key.
     pub fn second(&self, label: &str) -> Result<Group, PgError> {
+        // Names join labels with `/`: one inside a label would make two communicators one.
+        check_name(label, "a second communicator")?;
         let inner = &self.0;
         let mut seconds = inner.seconds.lock().unwrap_or_else(|poison| poison.into_inner());
         if !seconds.insert(label.to_owned()) {

@@ -17,7 +17,7 @@ use crate::{
 /// Its address is fixed for life, or until an explicit [`Param::rebind`]. Its value has no getter; a
 /// [`Turn`](crate::Turn) is the only way to it, so that nobody reads what was not published:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0599
 /// # fn value(param: &pgroups::Param) -> device::View {
 /// param.value()
 /// # }

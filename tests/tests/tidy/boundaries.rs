@@ -18,6 +18,7 @@ const LAYERS: &[&[&str]] = &[
 const UNSAFE_HOMES: &[(&str, &str)] = &[
     ("crates/device/src/cpu", "hands out slices of arena memory once their regions are claimed"),
     ("crates/device/src/testing", "unit tests look into memory that only they know"),
+    ("crates/device/src/ops/trial", "unit tests run kernels on memory that only they know"),
     ("crates/device/src/cuda", "calls the driver"),
     ("crates/pgroups/src/nccl", "calls NCCL"),
     ("crates/pgroups/src/mpi", "calls MPI"),

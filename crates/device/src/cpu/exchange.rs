@@ -8,11 +8,11 @@ use half::bf16;
 use super::{exec::Crew, tiles::TileJob};
 use crate::{DType, Element, OpError, View, exchange::Piece, exchange::Reduce};
 
-/// Elements reduced at once: the block and its sources fit the first cache.
-const BLOCK: usize = 1024;
+/// Elements reduced at once: the block and its sources fit the first cache. Miri gets several of a few.
+const BLOCK: usize = if cfg!(miri) { 8 } else { 1024 };
 
 /// Elements in a piece that one worker takes: about 50 µs of copying.
-const TILE: usize = 64 * 1024;
+const TILE: usize = if cfg!(miri) { 24 } else { 64 * 1024 };
 
 /// Runs all pieces. The caller holds claims on every source and destination of every member.
 pub(super) fn run(pieces: Vec<Piece>, crew: &dyn Crew) -> Result<(), OpError> {

@@ -38,9 +38,9 @@ impl Cut {
         Cut::at_least(Axis::Rows, rows, piece.div_ceil(cost.max(1)), 1)
     }
 
-    /// Columns of `cost` each, `piece` to a piece; never narrower than 2 KiB of f32, because memory is read in runs.
+    /// Columns of `cost` each, `piece` to a piece; never narrower than 3 KiB of f32, because memory is read in runs.
     pub(crate) fn cols(cols: usize, cost: usize, piece: usize) -> Cut {
-        Cut::at_least(Axis::Cols, cols, piece.div_ceil(cost.max(1)).max(512), 64)
+        Cut::at_least(Axis::Cols, cols, piece.div_ceil(cost.max(1)).max(768), 64)
     }
 
     /// An element-wise kernel over `rows` by `cols`, `cost` bytes an element: by rows where there are enough of them.
@@ -96,6 +96,63 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{
+        DType, Fresh,
+        ops::{
+            Accumulate, Add, Attention, BiasGrad, Finish, Gemm, LayerNorm, Trans,
+            trial::{assert_pieces_partition, pieces},
+        },
+        testing::scratch,
+    };
+
+    fn zeros(dims: &[usize]) -> View {
+        scratch("x", dims, DType::F32, Fresh::Zeroed)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 24 }))]
+
+        #[test]
+        fn pieces_of_products_are_disjoint_and_cover(m in 1usize..2500, n in 1usize..2500, k in 1usize..300, t in 0usize..4) {
+            let trans = [Trans::Nn, Trans::Nt, Trans::Tn, Trans::Tt][t];
+            let a = if trans.a() { zeros(&[k, m]) } else { zeros(&[m, k]) };
+            let b = if trans.b() { zeros(&[n, k]) } else { zeros(&[k, n]) };
+            let (c, bias, pre) = (zeros(&[m, n]), zeros(&[n]), zeros(&[m, n]));
+            let finish = Finish::BiasGelu { bias: &bias, pre: &pre };
+            let op = Gemm { a: &a, b: &b, c: &c, trans, finish }.op("t").unwrap();
+            assert_pieces_partition(&op);
+            prop_assert!(m * n * k < 1 << 26 || m.max(n) < 400 || pieces(&op).len() > 1);
+        }
+
+        #[test]
+        fn pieces_of_attention_are_disjoint_and_cover(
+            batch in 1usize..20, kv in 1usize..7, group in 1usize..4, seq_len in 1usize..300, wide in any::<bool>(),
+        ) {
+            let (head_dim, heads) = (if wide { 64 } else { 6 }, kv * group);
+            let (rows, kv_cols) = (batch * seq_len, kv * head_dim);
+            let qkv = zeros(&[rows, heads * head_dim + 2 * kv_cols]);
+            let start = heads * head_dim;
+            let q = qkv.columns(0..start).unwrap();
+            let k = qkv.columns(start..start + kv_cols).unwrap();
+            let v = qkv.columns(start + kv_cols..start + 2 * kv_cols).unwrap();
+            let (o, lse) = (zeros(&[rows, start]), zeros(&[batch, heads, seq_len]));
+            let request = Attention { q: &q, k: &k, v: &v, o: &o, lse: &lse, head_dim, seq_len, scale: 1.0 };
+            assert_pieces_partition(&request.op("t").unwrap());
+        }
+
+        #[test]
+        fn pieces_of_streaming_kernels_are_disjoint_and_cover(rows in 1usize..2000, cols in 1usize..2000) {
+            let (x, y, z) = (zeros(&[rows, cols]), zeros(&[rows, cols]), zeros(&[rows, cols]));
+            let (weight, mean, rstd) = (zeros(&[cols]), zeros(&[rows]), zeros(&[rows]));
+            let dbias = zeros(&[cols]);
+            let (weight, mean, rstd) = (&weight, &mean, &rstd);
+            let norm = LayerNorm { x: &x, residual: None, weight, bias: weight, y: &y, mean, rstd, eps: 1e-5 };
+            assert_pieces_partition(&norm.op("t").unwrap());
+            assert_pieces_partition(&Add { a: &x, b: &z, y: &y }.op("t").unwrap());
+            let into = Accumulate::Add;
+            assert_pieces_partition(&BiasGrad { dy: &x, dbias: &dbias, into }.op("t").unwrap());
+        }
+    }
 
     proptest! {
         #[test]

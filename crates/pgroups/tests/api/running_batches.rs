@@ -1,7 +1,7 @@
 //! Coalesced collectives, and second communicators.
 
 use device::{DType, Machine, Reduce, Stream, TraceEvent, View, bf16};
-use pgroups::{Group, GroupRank, PgError, local};
+use pgroups::{Group, GroupRank, PgError, PlanError, local};
 
 use crate::running_support::*;
 
@@ -199,6 +199,8 @@ fn a_label_makes_one_second_communicator() {
         assert!(matches!(&twice, PgError::SecondTwice { label, .. } if label == "grads"), "{twice}");
         // Of the second communicator it is another label.
         assert!(second.second("grads")?.name().ends_with("/grads/grads"));
+        let joined = group.second("grads/grads").unwrap_err();
+        assert!(matches!(joined.cause(), Some(PlanError::BadName { .. })), "{joined}");
         Ok::<_, PgError>(())
     })
     .unwrap();

@@ -104,7 +104,7 @@ fn a_set_lies_in_declared_order_from_multiples_of_the_alignment_on() {
 
 #[test]
 fn padding_gaps_and_gradients_begin_at_zero() {
-    let poisoned = device::Options { fresh: device::Fresh::Poisoned, ..impatient() };
+    let poisoned = device::Options { fresh: device::Fresh::Poisoned, ..waiting(30) };
     for value in [DType::F32, DType::Bf16] {
         let machine = Machine::cpu_with(2, poisoned.clone()).unwrap();
         local(&machine, 4, |rank| {

@@ -17,13 +17,18 @@ pub(crate) fn few_machines() -> Vec<Machine> {
     vec![cpu(1), cpu(2), cpu(4), Machine::sim(1)]
 }
 
-/// Gives up after a second without progress, so that no test hangs.
+/// Gives up after a while without progress, so that no test hangs, also on a busy machine.
 pub(crate) fn cpu(workers: usize) -> Machine {
-    Machine::cpu_with(workers, impatient()).unwrap()
+    Machine::cpu_with(workers, waiting(30)).unwrap()
 }
 
-pub(crate) fn impatient() -> Options {
-    Options { timeout: Duration::from_secs(1), ..Options::default() }
+/// For tests whose error is that the limit was reached.
+pub(crate) fn impatient(workers: usize) -> Machine {
+    Machine::cpu_with(workers, waiting(1)).unwrap()
+}
+
+pub(crate) fn waiting(seconds: u64) -> Options {
+    Options { timeout: Duration::from_secs(seconds), ..Options::default() }
 }
 
 /// A layout of `world` data ranks: whatever groups a test wants are custom ones.

@@ -16,7 +16,7 @@ use crate::{
 const BLOCK: usize = 64;
 
 /// Columns whose sums are kept at once: long runs of each row, sums that stay in the first-level cache.
-const STRIP: usize = 512;
+const STRIP: usize = 1024;
 
 /// Rows that are added before they join the sums, which then are read and written a quarter as often.
 const QUAD: usize = 4;

@@ -1,6 +1,11 @@
 //! Rotary position embedding.
 
-use super::wide::wide;
+use std::ops::Range;
+
+use super::{
+    lanes::{Lanes, WIDTH},
+    wide::wide,
+};
 use crate::{
     Args, OpError, Rows, RowsMut,
     ops::{Place, RotarySpec, RotaryTableSpec, Turning},
@@ -37,11 +42,15 @@ wide! {
         let mut y = y;
         let half = table.cols() / 2;
         for r in 0..y.len() {
-            let (cos, sin) = table.row(r % seq_len).split_at(half);
+            let angles = table.row(r % seq_len).split_at(half);
             for head in y.row_mut(r).chunks_exact_mut(2 * half) {
                 let (low, high) = head.split_at_mut(half);
-                for (((low, high), &c), &s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-                    (*low, *high) = turned(*low, *high, c, sign * s);
+                for at in (0..half).step_by(WIDTH) {
+                    let part = at..(at + WIDTH).min(half);
+                    let (l, h) = (&mut low[part.clone()], &mut high[part.clone()]);
+                    let (a, b) = turned::<V>(l, h, angles, part, sign);
+                    a.store_first(l);
+                    b.store_first(h);
                 }
             }
         }
@@ -53,21 +62,26 @@ wide! {
         let mut y = y;
         let half = table.cols() / 2;
         for r in 0..y.len() {
-            let (cos, sin) = table.row(r % seq_len).split_at(half);
+            let angles = table.row(r % seq_len).split_at(half);
             for (y, x) in y.row_mut(r).chunks_exact_mut(2 * half).zip(x.row(r).chunks_exact(2 * half)) {
                 let ((y_low, y_high), (low, high)) = (y.split_at_mut(half), x.split_at(half));
-                let outs = y_low.iter_mut().zip(y_high);
-                for (((y, (&low, &high)), &c), &s) in outs.zip(low.iter().zip(high)).zip(cos).zip(sin) {
-                    (*y.0, *y.1) = turned(low, high, c, sign * s);
+                for at in (0..half).step_by(WIDTH) {
+                    let part = at..(at + WIDTH).min(half);
+                    let (a, b) = turned::<V>(&low[part.clone()], &high[part.clone()], angles, part.clone(), sign);
+                    a.store_first(&mut y_low[part.clone()]);
+                    b.store_first(&mut y_high[part]);
                 }
             }
         }
     }
 }
 
+/// The two halves of at most a vector of pairs, turned by entries `part` of (cosines, sines).
 #[inline(always)]
-fn turned(low: f32, high: f32, cos: f32, sin: f32) -> (f32, f32) {
-    (low.mul_add(cos, -(high * sin)), high.mul_add(cos, low * sin))
+fn turned<V: Lanes>(low: &[f32], high: &[f32], (cos, sin): (&[f32], &[f32]), part: Range<usize>, sign: f32) -> (V, V) {
+    let (low, high) = (V::load_first(low, 0.0), V::load_first(high, 0.0));
+    let (cos, sin) = (V::load_first(&cos[part.clone()], 0.0), V::load_first(&sin[part], 0.0) * V::splat(sign));
+    (low * cos - high * sin, high.mul_add(cos, low * sin))
 }
 
 #[cfg(test)]

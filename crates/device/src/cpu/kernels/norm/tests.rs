@@ -158,7 +158,7 @@ fn check_dx(gaps: Gaps, rows: usize, cols: usize, want: &[f64], op: impl Fn(Opti
 
 #[test]
 fn layer_norm_backward_equals_differences() {
-    for &(rows, cols) in few(&[(3, 17), (70, 3), (5, 65), (2, 32)]) {
+    for &(rows, cols) in few(&[(3, 5), (2, 17), (70, 3), (5, 65), (2, 32)]) {
         for gaps in Gaps::BOTH {
             let (x, dy) = (random(1, rows * cols), random(2, rows * cols));
             let (w, b) = (random(3, cols), random(4, cols));
@@ -211,7 +211,7 @@ fn check_accumulation(outputs: &[(&View, &Vec<f64>)], op: impl Fn(Accumulate<'_>
 
 #[test]
 fn rms_norm_backward_equals_differences() {
-    for &(rows, cols) in few(&[(3, 17), (70, 3), (5, 65), (2, 32)]) {
+    for &(rows, cols) in few(&[(3, 5), (2, 17), (70, 3), (5, 65), (2, 32)]) {
         for gaps in Gaps::BOTH {
             let (x, dy, w) = (random(1, rows * cols), random(2, rows * cols), random(3, cols));
             let (wx, ww) = (wide(&x), wide(&w));
@@ -238,7 +238,7 @@ fn large_norms_are_cut_with_the_same_bits_in_any_order() {
     if cfg!(miri) {
         return;
     }
-    let (rows, cols) = (1100, 1101);
+    let (rows, cols) = (700, 1701);
     let x = random(1, rows * cols);
     let view = |label: &str, seed| Gaps::Some.holding(label, rows, cols, &random(seed, rows * cols));
     let stats = |label: &str, seed| vector(label, &random(seed, rows));
