@@ -70,7 +70,9 @@ fn a_gradient_that_overflows_changes_nothing_and_the_run_says_so() {
 #[test]
 fn a_llama_learns_and_recomputing_changes_no_bit_of_either_architecture() {
     let folder = Folder::with_config(TRAIN);
-    for arch in [&["model.arch=gpt2"][..], &["model.arch=gpt2", "model.tied=false"], &["model.arch=llama", "model.kv_heads=1"]] {
+    for arch in
+        [&["model.arch=gpt2"][..], &["model.arch=gpt2", "model.tied=false"], &["model.arch=llama", "model.kv_heads=1"]]
+    {
         let run = |recompute: &str| folder.train(&[arch, &["train.steps=40", recompute]].concat());
         let (kept, again) = (run("train.recompute=none"), run("train.recompute=block"));
         assert_eq!(losses(&kept.metrics), losses(&again.metrics), "{arch:?}");
