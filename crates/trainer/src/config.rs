@@ -64,13 +64,13 @@ pub struct ModelConfig {
     pub heads: usize,
     /// Key-value heads; divides `heads`. Default `heads`.
     pub kv_heads: usize,
-    /// Width of the hidden layer. Default `4 * dim`.
+    /// Width of the hidden layer. Default `4 * dim` for gpt2, two thirds of it in multiples of 256 for llama.
     pub ffn_dim: usize,
     /// Different tokens. Default: those of the tokenizer.
     pub vocab: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
-    /// Whether the embedding is the output layer, too. Default true.
+    /// Whether the embedding is the output layer, too. Default true for gpt2, false for llama.
     pub tied: bool,
 }
 

@@ -33,9 +33,9 @@ macro_rules! choices {
 choices! {
     /// Which model.
     Arch {
-        /// Learned positions, LayerNorm, GELU, tied embedding.
+        /// Learned positions, LayerNorm, GELU; the embedding is the output layer unless `tied = false`.
         Gpt2 = "gpt2",
-        /// Rotary positions, RMSNorm, SwiGLU, grouped-query attention, untied.
+        /// Rotary positions, RMSNorm, SwiGLU, grouped-query attention, an output layer of its own unless `tied = true`.
         Llama = "llama",
     }
 

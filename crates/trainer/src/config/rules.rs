@@ -66,12 +66,15 @@ fn read_model(s: &mut Section, vocab: usize) -> ModelConfig {
     let dim = s.required("dim", dim, need);
     let heads = s.size("heads", 1).unwrap_or_else(|| usual_heads(dim));
     let kv_heads = s.size("kv_heads", 1).unwrap_or(heads);
-    let ffn_dim = s.size("ffn_dim", 1).unwrap_or(4 * dim);
+    let ffn_dim = s.size("ffn_dim", 1).unwrap_or_else(|| match arch {
+        Arch::Gpt2 => 4 * dim,
+        Arch::Llama => model::LlamaConfig::usual_ffn_dim(dim),
+    });
     let vocab = s.size("vocab", 1).unwrap_or(vocab);
     let seq_len = s.size("seq_len", 1);
     let need = Need { meaning: "tokens per sequence", example: "128", meanwhile: 1 };
     let seq_len = s.required("seq_len", seq_len, need);
-    let tied = s.flag("tied").unwrap_or(true);
+    let tied = s.flag("tied").unwrap_or(arch == Arch::Gpt2);
     ModelConfig { arch, layers, dim, heads, kv_heads, ffn_dim, vocab, seq_len, tied }
 }
 
@@ -307,7 +310,7 @@ fn batch_divides(config: &Config) -> Option<Violation> {
 /// What this version cannot do: refused, so that no setting is silently without effect. A line goes when its feature
 /// comes.
 pub(crate) fn not_yet(config: &Config) -> Vec<Violation> {
-    let Config { model, layout, train, optimizer, ddp, precision, .. } = config;
+    let Config { layout, optimizer, ddp, precision, .. } = config;
     let mut found = Vec::new();
     let mut refuse = |asked: bool, setting: Setting, what: NotYet, instead: Setting| {
         if asked {
@@ -316,18 +319,11 @@ pub(crate) fn not_yet(config: &Config) -> Vec<Violation> {
     };
     let text = |key: &str, choice: &dyn ToString| Setting::text(key, choice.to_string());
 
-    let arch = |arch: Arch| text("model.arch", &arch);
-    refuse(model.arch == Arch::Llama, arch(model.arch), NotYet::Llama, arch(Arch::Gpt2));
-    let tied = |tied: bool| Setting::new("model.tied", tied);
-    refuse(model.arch == Arch::Gpt2 && !model.tied, tied(false), NotYet::Untied, tied(true));
     let LayoutConfig { tp, gtp, cp, ep, pp, .. } = *layout;
     for (axis, ranks) in [("tp", tp), ("gtp", gtp), ("cp", cp), ("ep", ep), ("pp", pp)] {
         let size = |ranks: u32| Setting::new(format!("layout.{axis}"), ranks);
         refuse(ranks > 1, size(ranks), NotYet::Axis, size(1));
     }
-    let recompute = |recompute: Recompute| text("train.recompute", &recompute);
-    let asked = train.recompute != Recompute::None;
-    refuse(asked, recompute(train.recompute), NotYet::Recompute, recompute(Recompute::None));
     let distributed = |on: bool| Setting::new("optimizer.distributed", on);
     refuse(optimizer.distributed, distributed(true), NotYet::DistributedOptimizer, distributed(false));
     let overlap = |on: bool| Setting::new("ddp.overlap_grad_reduce", on);

@@ -224,18 +224,9 @@ pub enum NoEffect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotYet {
-    /// The llama architecture.
-    #[error("the llama blocks are still to be written; gpt2 is supported")]
-    Llama,
-    /// An output layer of its own.
-    #[error("gpt2 uses its embedding as the output layer, too; an untied one comes with llama")]
-    Untied,
     /// A parallel axis.
     #[error("this run spreads over dp only; the other axes can be planned with `trainer groups`")]
     Axis,
-    /// Recompute.
-    #[error("activations are kept from forward to backward")]
-    Recompute,
     /// The distributed optimizer.
     #[error("every rank keeps the whole optimizer state")]
     DistributedOptimizer,

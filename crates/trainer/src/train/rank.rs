@@ -5,14 +5,14 @@ use std::sync::Arc;
 use ddp::{Adam, AdamConfig, DecayRange, Replicas};
 use device::ops::{Factor, Scale, Sum};
 use device::{DType, Frame, FramePlan, MemoryKind, Stream, View};
-use model::{Decay, Gpt, GptPlan, Microbatch};
+use model::{Decay, Gpt, GptPlan, LlamaConfig, Microbatch, RecomputeLayers};
 use pgroups::{Key, Needs, ParamSet, ParamTypes, Pass, ProcessGroups, Rank, Seed, Turn, Whole};
 
 use super::{
     normalize::{TokenScale, counted},
     stop::StopBit,
 };
-use crate::{Config, TrainError};
+use crate::{Arch, Config, Recompute, TrainError};
 
 /// Plans of the kinds of pass: a training microbatch, the next token of a sample, and evaluation where there is one.
 #[derive(Clone)]
@@ -65,7 +65,11 @@ impl RankRun {
         let plan = gpt_plan(config)?;
         let params = ParamSet::allocate(rank, &layout, &plan.specs(), ParamTypes::default())?;
         params.fill(&stream, Seed(config.train.seed))?;
-        let model = plan.build(params.params())?;
+        let recompute = match config.train.recompute {
+            Recompute::None => RecomputeLayers::None,
+            Recompute::Block => RecomputeLayers::All,
+        };
+        let model = plan.build_with(params.params(), &recompute)?;
         let o = &config.optimizer;
         let adam = AdamConfig { beta1: o.beta1, beta2: o.beta2, eps: o.eps, clip: o.clip };
         let decays = decay_ranges(&plan, &params, o.weight_decay);
@@ -181,7 +185,12 @@ pub(super) fn aside(frame: &Frame, pass: usize) -> Option<Frame> {
 /// The model that a configuration asks for.
 pub(super) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
     let m = &config.model;
+    let arch = match m.arch {
+        Arch::Gpt2 => model::Arch::Gpt2,
+        Arch::Llama => model::Arch::Llama(LlamaConfig { kv_heads: m.kv_heads, rope_base: LlamaConfig::ROPE_BASE }),
+    };
     Ok(GptPlan::new(model::GptConfig {
+        arch,
         layers: m.layers,
         dim: m.dim,
         heads: m.heads,

@@ -102,7 +102,7 @@ fn doctor_names_what_is_there_and_holds_a_configuration_against_it() {
     assert!(!plain.contains("memory for the run"));
     let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
     let config = folder.config();
-    let held = stdout(&trainer(&["doctor", config.to_str().unwrap(), "--set", "device.threads=5000"]));
+    let held = stdout(&trainer(&["doctor", config.to_str().unwrap(), "--set", "device.threads=1000"]));
     for (word, what) in [("missing", "threads"), ("there", "memory for the run"), ("there", "text")] {
         let line =
             held.lines().find(|line| line.split_once("  ").is_some_and(|(_, rest)| rest.trim().starts_with(what)));

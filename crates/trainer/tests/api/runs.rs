@@ -121,3 +121,18 @@ fn an_order_without_the_axes_that_are_one_trains_too() {
     let short = folder.train(&["layout.order=dp-tp", "train.eval_interval=6"]);
     assert_eq!(bits(&short), bits(&folder.train(&["train.eval_interval=6"])));
 }
+
+#[test]
+fn a_llama_learns_and_recomputing_changes_no_bit_of_either_architecture() {
+    let folder = Folder::with_config(TRAIN);
+    for arch in
+        [&["model.arch=gpt2"][..], &["model.arch=gpt2", "model.tied=false"], &["model.arch=llama", "model.kv_heads=1"]]
+    {
+        let run = |recompute: &str| folder.train(&[arch, &["train.steps=40", recompute]].concat());
+        let (kept, again) = (run("train.recompute=none"), run("train.recompute=block"));
+        assert_eq!(losses(&kept.metrics), losses(&again.metrics), "{arch:?}");
+        assert_eq!(kept.sample, again.sample);
+        let ratio = kept.summary.last_loss / f64::from(kept.summary.first_loss);
+        assert!(ratio < 0.75, "{arch:?}: {}", kept.summary);
+    }
+}

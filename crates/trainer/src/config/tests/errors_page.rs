@@ -65,10 +65,7 @@ const CHAPTERS: &[Chapter] = &[
         title: "What this version cannot do",
         about: "Settings that a later version will have.",
         cases: &[
-            &["model.arch=llama"],
-            &["model.tied=false"],
             &["layout.tp=2"],
-            &["train.recompute=block"],
             &["optimizer.distributed=true"],
             &["ddp.overlap_grad_reduce=true"],
             &["ddp.bucket_size=1000"],
@@ -116,10 +113,7 @@ fn kind(rule: &Rule) -> &'static str {
             NoEffect::NothingGathered => "NoEffect::NothingGathered",
         },
         Rule::NotYet { what } => match what {
-            NotYet::Llama => "NotYet::Llama",
-            NotYet::Untied => "NotYet::Untied",
             NotYet::Axis => "NotYet::Axis",
-            NotYet::Recompute => "NotYet::Recompute",
             NotYet::DistributedOptimizer => "NotYet::DistributedOptimizer",
             NotYet::OverlappedReduction => "NotYet::OverlappedReduction",
             NotYet::Buckets => "NotYet::Buckets",
@@ -205,7 +199,7 @@ fn every_configuration_error_is_shown_in_the_docs() {
     }
     write_files(&mut page);
     let unseen: Vec<_> = kinds().difference(&seen).copied().collect();
-    assert!(unseen.is_empty() && seen.len() > 30, "no case shows {unseen:?}");
+    assert!(unseen.is_empty() && seen.len() > 25, "no case shows {unseen:?}");
 
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
