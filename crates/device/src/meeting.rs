@@ -230,3 +230,38 @@ impl Meeting {
         &self.inner.name
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Access, DType, Departure, Error, Exchange, Machine, MemoryKind, Reduce};
+
+    /// The moment between a failure and its rank's departure, held open: what the rank brings was not computed.
+    #[test]
+    fn values_of_a_rank_that_has_failed_and_not_left_yet_are_not_exchanged() {
+        for machine in [Machine::cpu(2).unwrap(), Machine::sim(1)] {
+            let open = |rank: u32| {
+                let device = machine.device(rank).unwrap();
+                let stream = device.stream("comm").unwrap();
+                let v = device.alloc("v", &[1], DType::F32, MemoryKind::Other).unwrap();
+                stream.upload(&v, vec![1f32]).unwrap();
+                stream.synchronize().unwrap();
+                let meeting = machine.meeting("dp", &[0, 1], rank).unwrap();
+                (device, stream, v, meeting)
+            };
+            let ranks = [open(0), open(1)];
+            let all_reduce = |rank: usize| {
+                let (_, stream, v, meeting) = &ranks[rank];
+                let accesses = vec![Access::update(v)];
+                stream.joint(meeting, Exchange::AllReduce(Reduce::Sum), "test", accesses).unwrap();
+            };
+            all_reduce(0);
+            let failure = Error::RankTaken { rank: 7 };
+            assert!(ranks[0].0.inner().set_error(failure.clone()));
+            all_reduce(1);
+            let error = ranks[1].1.synchronize().unwrap_err();
+            let Error::PeerGone { rank: 0, how: Departure::Failed(text), .. } = &error else { panic!("{error}") };
+            assert_eq!(*text, failure.chain());
+            assert_eq!(ranks[1].2.numel(), 1);
+        }
+    }
+}

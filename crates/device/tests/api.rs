@@ -12,6 +12,7 @@ mod api {
     mod drops; // handles dropped in any order, with work queued
     mod errors; // operations that fail or panic
     mod events; // order within and between streams
+    mod faults; // failures of other frameworks, as claims
     mod joint; // what joint operations compute
     mod joint_refusals; // joint operations whose members do not fit
     mod races; // forgotten waits

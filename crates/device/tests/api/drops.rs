@@ -27,6 +27,7 @@ conformance! {
     computing:
         an_operation_may_own_the_last_handle_of_a_stream,
         thrown_away_operations_let_go_of_what_they_own,
+        a_stream_gets_its_part_of_what_its_peers_have_done_before_it_goes,
         what_an_operation_owns_may_submit_when_it_goes;
     blocking:
         dropping_waits_for_the_operation_that_runs,
@@ -168,6 +169,28 @@ fn a_joint_operation_under_way_is_waited_for(driver: &Driver) {
             (peer, own) => panic!("round {round}: peer {peer:?}, own {own:?}"),
         }
         drop(d0);
+    }
+}
+
+fn a_stream_gets_its_part_of_what_its_peers_have_done_before_it_goes(driver: &Driver) {
+    for _ in 0..10 {
+        let machine = driver.machine();
+        let opened = [0, 1, 2].map(|rank| {
+            let (device, stream) = open(&machine, rank, "comm");
+            let v = floats(&device, "v", 2);
+            stream.launch(set(&v, rank as f32 + 1.0)).unwrap();
+            let meeting = machine.meeting("g", &[2, 0, 1], rank).unwrap();
+            let accesses = vec![Access::update(&v)];
+            stream.joint(&meeting, Exchange::AllReduce(Reduce::Sum), "test", accesses).unwrap();
+            (device, stream, v)
+        });
+        // On the simulator the others' parts may still be open then.
+        opened[0].1.synchronize().unwrap();
+        for (device, stream, v) in opened {
+            drop(stream);
+            assert!(device.error().is_none(), "{:?}", device.error());
+            expect_values(&device.stream("look").unwrap(), &v, &[6.0; 2]);
+        }
     }
 }
 

@@ -16,6 +16,7 @@ conformance! {
         an_event_tells_whether_its_last_record_is_reached,
         the_host_waits_for_a_record_and_not_for_what_follows,
         waits_that_add_no_order_are_elided_and_the_others_are_not,
+        a_dropped_wait_leaves_the_next_one_its_work,
         streams_without_an_order_do_not_wait_for_each_other;
     computing:
         a_stream_runs_in_the_order_of_the_calls,
@@ -201,6 +202,21 @@ fn waits_that_add_no_order_are_elided_and_the_others_are_not(driver: &Driver) {
     three.wait(&early, Why("enforced: a stream of its own")).unwrap();
     let want = [Enforced, Elided, Elided, Elided, Enforced, Enforced, Enforced, Enforced, Enforced, Enforced];
     assert_eq!(outcomes(&machine.trace_stop()), want);
+    device.synchronize().unwrap();
+}
+
+fn a_dropped_wait_leaves_the_next_one_its_work(driver: &Driver) {
+    use WaitOutcome::{Dropped, Elided, Enforced};
+    let machine = driver.machine();
+    let (device, one) = open(&machine, 0, "one");
+    let (two, e) = (device.stream("two").unwrap(), device.event("e"));
+    machine.drop_waits(Why("test.dropped"));
+    machine.trace_start();
+    one.record(&e).unwrap();
+    for why in ["test.dropped", "test.kept", "test.dropped", "test.kept"] {
+        two.wait(&e, Why(why)).unwrap();
+    }
+    assert_eq!(outcomes(&machine.trace_stop()), [Dropped, Enforced, Dropped, Elided]);
     device.synchronize().unwrap();
 }
 

@@ -96,6 +96,70 @@ fn an_ordered_program_has_one_result_and_each_wait_is_needed_for_it() {
     }
 }
 
+/// Three weights pass through two slots, twice: one stream copies a weight into a slot, another uses it. Each wait has
+/// a name of its own.
+fn prefetching(machine: &Machine) -> Result<u32, Error> {
+    const GATHERED: [&str; 6] = ["gathered 0", "gathered 1", "gathered 2", "gathered 3", "gathered 4", "gathered 5"];
+    const RELEASED: [&str; 4] = ["released 0", "released 1", "released 2", "released 3"];
+    let (device, compute) = open(machine, 0, "compute");
+    let comm = device.stream("comm")?;
+    let weights: Vec<View> = (0..3).map(|_| floats(&device, "weight", 1)).collect();
+    let slots = [floats(&device, "slot", 1), floats(&device, "slot", 1)];
+    let sum = floats(&device, "sum", 1);
+    for (i, weight) in weights.iter().enumerate() {
+        compute.launch(set(weight, 2.0 + i as f32))?;
+    }
+    slots.iter().chain([&sum]).try_for_each(|v| compute.launch(set(v, 1.0)))?;
+    compute.synchronize()?;
+    let mut released = Vec::new();
+    for (use_of, gathered) in GATHERED.into_iter().enumerate() {
+        let slot = &slots[use_of % 2];
+        if use_of >= 2 {
+            comm.wait(&released[use_of - 2], Why(RELEASED[use_of - 2]))?;
+        }
+        comm.launch(copy(&weights[use_of % 3], slot))?;
+        let (ready, free) = (device.event("ready"), device.event("free"));
+        comm.record(&ready)?;
+        compute.wait(&ready, Why(gathered))?;
+        let accesses = vec![Access::read(slot), Access::update(&sum)];
+        compute.launch(Op::host("use", "test", accesses, |args| {
+            let weight = args.read::<f32>(0)?[0];
+            args.write::<f32>(1)?.iter_mut().for_each(|x| *x = stepped(*x, 3.0, weight));
+            Ok(())
+        }))?;
+        compute.record(&free)?;
+        released.push(free);
+    }
+    device.synchronize()?;
+    Ok(compute.download::<f32>(&sum)?.wait()?[0] as u32)
+}
+
+#[test]
+fn a_prefetching_program_needs_each_of_its_waits() {
+    let whole = search(prefetching);
+    let want = (0..6).fold(1.0, |x, i| stepped(x, 3.0, 2.0 + (i % 3) as f32));
+    assert_eq!(whole.results.keys().copied().collect::<Vec<_>>(), [want as u32]);
+    assert!(whole.runs > 1, "the streams overlap");
+    let trace = || {
+        let machine = Machine::sim(0);
+        machine.trace_start();
+        prefetching(&machine).map(|_| machine.trace_stop())
+    };
+    let waits = trace().unwrap().events.into_iter().filter_map(|e| match e {
+        TraceEvent::Wait { why, .. } => Some(why),
+        _ => None,
+    });
+    let waits: BTreeSet<Why> = waits.collect();
+    assert_eq!(waits.len(), 10);
+    for why in waits {
+        let without = search(|machine| {
+            machine.drop_waits(why);
+            prefetching(machine)
+        });
+        assert!(without.results.len() > 1, "{why} is not needed: {without:?}");
+    }
+}
+
 /// Rank 1 receives from rank 0 on one stream and copies on another, with or without a wait.
 fn receive(machine: &Machine, waits: bool) -> Result<u32, Error> {
     let (zero, sender) = open(machine, 0, "comm");
