@@ -48,6 +48,10 @@ impl Corpus {
         let files = resolve(source.base, source.patterns)?;
         let mut text = Vec::new();
         for path in &files {
+            // A pipe or a device would never end.
+            if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+                return Err(DataError::NoFile { path: path.clone() });
+            }
             let bytes = fs::read(path).map_err(|source| DataError::Read { path: path.clone(), source })?;
             if let Err(error) = std::str::from_utf8(&bytes) {
                 let offset = error.valid_up_to();

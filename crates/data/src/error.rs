@@ -58,6 +58,12 @@ pub enum DataError {
         #[source]
         source: io::Error,
     },
+    /// Neither a file nor a folder: a pipe or a device.
+    #[error("'{path}' is not a regular file")]
+    NoFile {
+        /// What it is called.
+        path: PathBuf,
+    },
     /// A file that is not text.
     #[error(
         "'{path}' is not UTF-8: the byte at offset {offset} (0x{byte:02x}) starts no character; convert the file or \

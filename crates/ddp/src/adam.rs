@@ -28,6 +28,16 @@ impl Default for AdamConfig {
     }
 }
 
+impl AdamConfig {
+    pub(crate) fn check(&self) -> Result<(), DdpError> {
+        for (name, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
+            setting((0.0..1.0).contains(&beta), name, beta, "it must be at least 0 and under 1")?;
+        }
+        setting(self.eps > 0.0, "eps", self.eps, "it must be over 0")?;
+        setting(self.clip >= 0.0, "clip", self.clip, "it must not be negative; 0 turns clipping off")
+    }
+}
+
 /// Elements of the flat buffer that share a weight decay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecayRange {
@@ -155,15 +165,12 @@ impl Adam {
     }
 }
 
+fn setting(holds: bool, setting: &'static str, value: f64, rule: &'static str) -> Result<(), DdpError> {
+    if holds { Ok(()) } else { Err(DdpError::Setting { setting, value, rule }) }
+}
+
 fn check(numel: usize, decays: &[DecayRange], config: AdamConfig) -> Result<(), DdpError> {
-    let setting = |holds: bool, setting, value, rule| {
-        if holds { Ok(()) } else { Err(DdpError::Setting { setting, value, rule }) }
-    };
-    for (name, beta) in [("beta1", config.beta1), ("beta2", config.beta2)] {
-        setting((0.0..1.0).contains(&beta), name, beta, "it must be at least 0 and under 1")?;
-    }
-    setting(config.eps > 0.0, "eps", config.eps, "it must be over 0")?;
-    setting(config.clip >= 0.0, "clip", config.clip, "it must not be negative; 0 turns clipping off")?;
+    config.check()?;
     let mut expected = 0;
     for DecayRange { range, weight_decay } in decays {
         setting(*weight_decay >= 0.0, "weight_decay", *weight_decay, "it must not be negative")?;

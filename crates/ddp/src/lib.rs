@@ -1,10 +1,57 @@
-//! Data parallelism: gradients reduced over replicas, and the optimizer step. Read `replicas` first, then `adam`.
+//! Data parallelism: gradients reduced over replicas bucket by bucket, the optimizer step, values published.
+//!
+//! Read `plan` first, then `ddp`, `reduction`, `publication`, `optimizer`.
 #![forbid(unsafe_code)]
 
-mod adam; // AdamW over flat buffers, all that changes from step to step on the device
-mod error; // what can go wrong here
-mod replicas; // gradients averaged over the ranks that hold the same parameters
+// Plans: arithmetic only.
+mod plan; //        which parameter lies in which bucket, and in whose shard
+mod scaling; //     each gradient is scaled once
+mod readiness; //   when a bucket is complete
+// One rank.
+mod config; //      settings
+mod buffers; //     memory as planned
+mod ddp; //         the handle
+mod attach; //      how it is built
+mod core; //        what it is made of
+mod gates; //       what streams wait for
+mod reduction; //   gradients land, buckets are reduced
+mod completion; //  what follows the buckets
+mod publication; // written values become readable
+mod weights; //     what a model's blocks see
+mod agree; //       ranks compare their parameters
+pub mod why;
+// Optimizers.
+mod optimizer; //   AdamW on shards, one decision for all ranks
+mod adam; //        AdamW over one flat buffer
+mod replicas; //    one all-reduce, for whoever needs no buckets
+mod error;
 
 pub use self::adam::{Adam, AdamConfig, DecayRange};
-pub use self::error::DdpError;
+pub use self::buffers::{DeclaredParam, ParamBuffers, Training};
+pub use self::completion::{Completion, CompletionStage};
+pub use self::config::{Accumulation, ChunkPlace, DdpConfig, Dispatch, GradOverlap, PostGather, Precision, Unfilled};
+#[doc(hidden)]
+pub use self::core::Record;
+pub use self::core::{Cause, Publication};
+pub use self::ddp::{BucketMemory, Counters, Ddp, Loaded, NoSync, OwnSchedule};
+pub use self::error::{DdpError, Unready};
+pub use self::optimizer::{
+    GradCheck, LossScale, LossScaleConfig, NormKind, Optimizer, OptimizerConfig, ParamGroup, StepOutcome,
+};
+pub use self::plan::{
+    Bucket, BucketId, BucketPlan, BucketSize, BufferKey, BufferPlan, BusPadding, Copies, Fragment, GradType, Joining,
+    PlanConfig, PlannedParam, Sharding, Slot, Stored, default_bucket_numel,
+};
 pub use self::replicas::Replicas;
+pub use self::scaling::{ClassScaling, Replication, Scaling};
+pub use self::weights::ReplicatedWeights;
+
+/// The page's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/ddp.md")]
+struct Page;
+
+/// So do the README's.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,4 +1,24 @@
 //! The crate's API on the host drivers.
 
+#[path = "api/accumulation.rs"]
+mod accumulation;
 #[path = "api/adam.rs"]
 mod adam;
+#[path = "api/decision.rs"]
+mod decision;
+#[path = "api/mutation.rs"]
+mod mutation;
+#[path = "api/optimizer.rs"]
+mod optimizer;
+#[path = "api/orders.rs"]
+mod orders;
+#[path = "api/plan.rs"]
+mod plan;
+#[path = "api/publication.rs"]
+mod publication;
+#[path = "api/reduction.rs"]
+mod reduction;
+#[path = "api/scaling.rs"]
+mod scaling;
+#[path = "api/support.rs"]
+mod support;

@@ -181,8 +181,20 @@ impl Device {
     ///
     /// # Errors
     /// The sticky error; [`Error::Reshape`] with more than [`Shape::MAX`] dimensions or [`Shape::MAX_NUMEL`]
-    /// elements.
+    /// elements; [`Error::OutOfMemory`].
     pub fn alloc(&self, label: &str, shape: &[usize], dtype: DType, kind: MemoryKind) -> Result<View, Error> {
+        self.alloc_for(label, shape, dtype, kind, None)
+    }
+
+    /// As [`Device::alloc`]; with `only_stream`, operations of other streams are refused.
+    pub(crate) fn alloc_for(
+        &self,
+        label: &str,
+        shape: &[usize],
+        dtype: DType,
+        kind: MemoryKind,
+        only_stream: Option<(u32, String)>,
+    ) -> Result<View, Error> {
         self.inner().check()?;
         let shape = Shape::new(shape).ok_or_else(|| Error::Reshape {
             label: label.to_owned(),
@@ -191,13 +203,20 @@ impl Device {
         })?;
         let bytes = shape.numel() * dtype.size_bytes();
         let machine = &self.inner().machine;
+        let storage = if machine.engine.computes() {
+            let storage = Storage::new(bytes, machine.options.fresh);
+            Some(storage.ok_or_else(|| Error::OutOfMemory { label: label.to_owned(), bytes })?)
+        } else {
+            None
+        };
         let alloc = Arc::new(Allocation {
             rank: self.inner().rank,
             id: self.inner().allocations.fetch_add(1, Ordering::Relaxed),
             label: label.to_owned(),
             bytes,
             kind,
-            storage: machine.engine.computes().then(|| Storage::new(bytes, machine.options.fresh)),
+            storage,
+            only_stream,
             owner: Arc::downgrade(self.inner()),
         });
         let mut ledger = lock(&self.inner().ledger);

@@ -341,6 +341,14 @@ pub enum Error {
         /// Sizes of the view.
         shape: Vec<usize>,
     },
+    /// There is not that much memory.
+    #[error("no memory for '{label}': {bytes} bytes were asked for")]
+    OutOfMemory {
+        /// What it was for.
+        label: String,
+        /// Bytes.
+        bytes: usize,
+    },
     /// The host asked for values on a driver that has none.
     #[error("'{label}' has no values: the dry driver keeps shapes only")]
     NoValues {

@@ -11,6 +11,11 @@ use crate::{DType, Error, MemoryKind, Shape, Stream, Trace, View, arena::FramePl
 /// buffer is first and last used; then with [`Frame::planned`], pass after pass, each begun with
 /// [`Frame::restart`]. Buffers whose uses do not meet share bytes, which is safe because one stream runs in order.
 /// [`Frame::unplanned`] gives every request bytes of its own instead: the slow twin of a plan.
+///
+/// A planned buffer holds its values up to the last use that the dry pass made of it, and no longer: a program that
+/// asks for the same buffers but reads one later than it did on `dry` reads the next tenant's values. What depends on
+/// the driver (such as a read-back that only one of them makes) must therefore read memory of its own. Other streams
+/// than the frame's are refused.
 pub struct Frame {
     stream: Stream,
     name: String,
@@ -44,7 +49,8 @@ impl Frame {
     pub fn planned(stream: &Stream, plan: &Arc<FramePlan>) -> Result<Frame, Error> {
         // Whole words, so that the arena can be read back as one view.
         let words = plan.bytes().div_ceil(DType::I32.size_bytes());
-        let arena = stream.device().alloc(plan.name(), &[words], DType::I32, MemoryKind::Arena)?;
+        let own = Some((stream.index(), stream.name().to_owned()));
+        let arena = stream.device().alloc_for(plan.name(), &[words], DType::I32, MemoryKind::Arena, own)?;
         let places = plan.places().iter();
         let views = places.map(|p| arena.carve(p.offset, p.shape, p.dtype)).collect();
         Ok(Frame::new(stream, plan.name(), views, Some((plan.clone(), arena))))
@@ -139,5 +145,41 @@ impl Frame {
             Some((plan, _)) => Ok((**plan).clone()),
             None => FramePlan::from_trace(&self.name, &self.stream, &self.views, trace),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, Machine, Op};
+
+    #[test]
+    fn planned_memory_is_refused_to_other_streams() {
+        let dry = Machine::dry();
+        dry.trace_start();
+        let device = dry.device(0).expect("a device");
+        let stream = device.stream("compute").expect("a stream");
+        let mut frame = Frame::recording(&stream, "pass");
+        let x = frame.temp(&[4], DType::F32).expect("a buffer");
+        let touch = |view: &View| Op::host("touch", "test", vec![Access::write(view)], |_| Ok(()));
+        stream.launch(touch(&x)).expect("its own stream");
+        let plan = Arc::new(frame.plan(&dry.trace_stop()).expect("a plan"));
+
+        let machine = Machine::cpu(1).expect("a worker");
+        let device = machine.device(0).expect("a device");
+        let (own, other) = (device.stream("compute").expect("a stream"), device.stream("copy").expect("a stream"));
+        let x = Frame::planned(&own, &plan).and_then(|mut f| f.temp(&[4], DType::F32)).expect("a buffer");
+        own.launch(touch(&x)).expect("its own stream");
+        let refused = other.launch(touch(&x)).expect_err("another stream").to_string();
+        assert!(refused.contains("'compute'") && refused.contains("'copy'"), "{refused}");
+        device.synchronize().expect("no failure");
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        let machine = Machine::cpu(1).expect("a worker");
+        let device = machine.device(0).expect("a device");
+        let error = device.alloc("huge", &[1 << 50], DType::F32, MemoryKind::Other).expect_err("no such memory");
+        assert_eq!(error.to_string(), format!("no memory for 'huge': {} bytes were asked for", 1u64 << 52));
     }
 }

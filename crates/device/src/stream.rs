@@ -175,6 +175,7 @@ impl Stream {
         let inner = self.inner();
         inner.device.check()?;
         check_accesses(op.name, &op.site, &op.accesses, &inner.device)?;
+        check_planned(&op.accesses, inner)?;
         let mut submit = inner.lock();
         let seq = submit.take();
         let tracer = &inner.device.machine.tracer;
@@ -324,7 +325,8 @@ impl Stream {
             let what = format!("place {} of group '{}'", meeting.member, meeting.inner.name);
             return Err(Error::Foreign { what, owner, used_by: device.rank });
         }
-        check_owner(accesses, device)
+        check_owner(accesses, device)?;
+        check_planned(accesses, self.inner())
     }
 
     fn meet(&self, meeting: &Meeting, request: Request, site: Site, accesses: Vec<Access>) {
@@ -458,6 +460,19 @@ fn check_owner(accesses: &[Access], device: &Arc<DeviceInner>) -> Result<(), Err
             Err(Error::Foreign { what, owner: a.view.rank(), used_by: device.rank })
         }
     }
+}
+
+/// Planned memory is reused in the order of its own stream: another one would meet the next tenant.
+fn check_planned(accesses: &[Access], stream: &StreamInner) -> Result<(), Error> {
+    for view in accesses.iter().map(|a| &a.view) {
+        if let Some((index, owner)) = &view.allocation().only_stream
+            && *index != stream.index
+        {
+            let label = view.label().to_owned();
+            return Err(Error::PlannedElsewhere { label, owner: owner.clone(), stream: stream.name.clone() });
+        }
+    }
+    Ok(())
 }
 
 fn check_accesses(op: &'static str, site: &Site, accesses: &[Access], device: &Arc<DeviceInner>) -> Result<(), Error> {

@@ -14,7 +14,8 @@ pub(crate) fn scratch(label: &str, dims: &[usize], dtype: DType, fresh: Fresh) -
         label: label.into(),
         bytes,
         kind: MemoryKind::Other,
-        storage: Some(Storage::new(bytes, fresh)),
+        storage: Some(Storage::new(bytes, fresh).expect("little memory")),
+        only_stream: None,
         owner: Weak::new(),
     };
     View::whole(Arc::new(alloc), shape, dtype)

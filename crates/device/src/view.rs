@@ -33,6 +33,8 @@ pub struct Allocation {
     pub(crate) kind: MemoryKind,
     /// None on the `dry` driver.
     pub(crate) storage: Option<Storage>,
+    /// Planned memory is reused in the order of one stream, and no other may touch it: number and name.
+    pub(crate) only_stream: Option<(u32, String)>,
     /// The device, which need not live any more; ranks are not enough, because two machines can have the same.
     pub(crate) owner: Weak<DeviceInner>,
 }

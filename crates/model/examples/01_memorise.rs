@@ -9,7 +9,7 @@ use device::{
     DType, Device, Frame, FramePlan, Machine, MemoryKind, Stream, View,
     ops::{Axpy, Factor, Fill},
 };
-use model::{Draw, Gpt, GptConfig, GptPlan, Microbatch, Output, Sampling, sample};
+use model::{Arch, Draw, Gpt, GptConfig, GptPlan, Microbatch, Output, Sampling, sample};
 use pgroups::{GlobalRank, Layout, LayoutConfig, ParamSet, ParamTypes, Pass, Rank, Seed, Turn, Whole};
 
 type Any = Box<dyn Error>;
@@ -91,9 +91,9 @@ fn plan_memory(plan: &GptPlan) -> Result<Arc<FramePlan>, Any> {
 }
 
 fn main() -> Result<(), Any> {
-    let (layers, dim, heads, output) = (2, 64, 4, Output::Tied);
+    let (arch, layers, dim, heads, output) = (Arch::Gpt2, 2, 64, 4, Output::Tied);
     let seq_len = LINE.len() - 1;
-    let config = GptConfig { layers, dim, heads, ffn_dim: 256, vocab: 128, vocab_rows: 128, seq_len, output };
+    let config = GptConfig { arch, layers, dim, heads, ffn_dim: 256, vocab: 128, vocab_rows: 128, seq_len, output };
     let plan = GptPlan::new(config)?;
     println!("{} parameters, {} FLOP per token", plan.numel(), plan.flops_per_token());
     let memory = plan_memory(&plan)?;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::{Arch, LlamaConfig};
+
 /// Where the logits' matrix comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Output {
@@ -11,9 +13,11 @@ pub enum Output {
     Own,
 }
 
-/// Sizes of a GPT in the manner of GPT-2.
+/// Sizes of a GPT.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GptConfig {
+    /// Which blocks.
+    pub arch: Arch,
     /// Transformer blocks.
     pub layers: usize,
     /// Width of the residual stream.
@@ -39,6 +43,19 @@ impl GptConfig {
         self.dim / self.heads
     }
 
+    /// Heads of key and value.
+    pub fn kv_heads(&self) -> usize {
+        match self.arch {
+            Arch::Gpt2 => self.heads,
+            Arch::Llama(llama) => llama.kv_heads,
+        }
+    }
+
+    /// Columns of all key heads.
+    pub fn kv_dim(&self) -> usize {
+        self.kv_heads() * self.head_dim()
+    }
+
     /// All rules at once.
     ///
     /// # Errors
@@ -62,11 +79,30 @@ impl GptConfig {
         if self.vocab_rows < self.vocab {
             refuse("vocab_rows", self.vocab_rows, ConfigRule::NotBelow { setting: "vocab", value: self.vocab });
         }
+        if let Arch::Llama(llama) = self.arch {
+            self.check_llama(llama, &mut refuse);
+        }
         let ids = i32::MAX as usize;
         if self.vocab > ids {
             refuse("vocab", self.vocab, ConfigRule::AtMost(ids));
         }
         if found.is_empty() { Ok(()) } else { Err(ConfigViolations(found)) }
+    }
+
+    fn check_llama(&self, llama: LlamaConfig, refuse: &mut impl FnMut(&'static str, usize, ConfigRule)) {
+        let LlamaConfig { kv_heads, rope_base } = llama;
+        for (setting, value) in [("kv_heads", kv_heads), ("rope_base", rope_base)] {
+            if value == 0 {
+                refuse(setting, value, ConfigRule::AtLeastOne);
+            }
+        }
+        if kv_heads > 0 && self.heads > 0 && !self.heads.is_multiple_of(kv_heads) {
+            refuse("kv_heads", kv_heads, ConfigRule::Divides { setting: "heads", value: self.heads });
+        }
+        // With heads that do not divide dim there is no width to judge.
+        if self.heads > 0 && self.dim.is_multiple_of(self.heads) && !self.head_dim().is_multiple_of(2) {
+            refuse("heads", self.heads, ConfigRule::EvenHeads { dim: self.dim });
+        }
     }
 }
 
@@ -101,6 +137,11 @@ pub enum ConfigRule {
         /// Its value.
         value: usize,
     },
+    /// It must leave each head an even number of columns: rotary positions turn them in pairs.
+    EvenHeads {
+        /// Columns of all heads.
+        dim: usize,
+    },
     /// It must not be over this: token ids are i32.
     AtMost(usize),
 }
@@ -115,6 +156,13 @@ impl fmt::Display for ConfigViolation {
                 write!(f, "it must divide {setting}, {whole}; the nearest that does is {}", nearest(*value, whole))
             }
             ConfigRule::NotBelow { setting, value } => write!(f, "it must be at least {setting}, {value}"),
+            ConfigRule::EvenHeads { dim } if dim.is_multiple_of(2) => {
+                let (heads, width) = (nearest(*value, dim / 2), dim / value);
+                write!(f, "heads of {width} columns cannot be turned in pairs; the nearest that can be is {heads}")
+            }
+            ConfigRule::EvenHeads { dim } => {
+                write!(f, "heads of {} columns cannot be turned in pairs; dim, {dim}, must be even", dim / value)
+            }
             ConfigRule::AtMost(most) => write!(f, "token ids are i32, so it must be at most {most}"),
         }
     }
@@ -151,5 +199,16 @@ mod tests {
         assert_eq!(nearest(9, 8), 8);
         assert_eq!(nearest(5, 7), 7);
         assert_eq!(nearest(3, 7), 1);
+    }
+
+    #[test]
+    fn heads_that_cannot_be_turned_are_told_the_nearest_that_can() {
+        let text =
+            |value, dim| ConfigViolation { setting: "heads", value, rule: ConfigRule::EvenHeads { dim } }.to_string();
+        assert_eq!(
+            text(4, 12),
+            "heads is 4: heads of 3 columns cannot be turned in pairs; the nearest that can be is 3"
+        );
+        assert_eq!(text(3, 9), "heads is 3: heads of 3 columns cannot be turned in pairs; dim, 9, must be even");
     }
 }

@@ -36,6 +36,57 @@ pub enum ModelError {
         /// Given.
         given: String,
     },
+    /// A layer to recompute that the model does not have.
+    #[error("layer {layer} is to be recomputed, the model has layers 0 to {}", layers - 1)]
+    NoSuchLayer {
+        /// Asked, from 0.
+        layer: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A weight of which only a part was handed out.
+    #[error("'{param}' is {have:?} here and {need:?} whole: an export takes whole weights")]
+    NotWhole {
+        /// The parameter.
+        param: String,
+        /// Sizes of what was handed out.
+        have: Vec<usize>,
+        /// Sizes of the global tensor.
+        need: Vec<usize>,
+    },
+    /// Bytes that are no safetensors file.
+    #[error("the weights are not in the safetensors format")]
+    File(#[from] safetensors::SafeTensorError),
+    /// A weight that the file lacks.
+    #[error("the file has no tensor '{tensor}'; is it of the same architecture, with as many layers?")]
+    FileMissing {
+        /// Its name in files.
+        tensor: String,
+    },
+    /// A tensor that belongs to no parameter.
+    #[error("the model has no place for the file's tensor '{tensor}'; check layers, and whether the output is tied")]
+    FileExtra {
+        /// Its name.
+        tensor: String,
+    },
+    /// A weight with other sizes than the model's.
+    #[error("tensor '{tensor}' has sizes {have:?} in the file, the model needs {need:?}")]
+    FileShape {
+        /// Its name in files.
+        tensor: String,
+        /// Sizes in the file.
+        have: Vec<usize>,
+        /// Sizes that fit.
+        need: Vec<usize>,
+    },
+    /// A weight of a type that is not read.
+    #[error("tensor '{tensor}' is {have} in the file; F32 and BF16 are read")]
+    FileType {
+        /// Its name in files.
+        tensor: String,
+        /// The type as the file names it.
+        have: String,
+    },
     /// Tokens that are no batch of sequences the model can take.
     #[error(
         "{tensor} has sizes {shape:?}: it must be [batch, sequence] with sequences of 1 to {seq_len} tokens, the \

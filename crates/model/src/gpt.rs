@@ -6,7 +6,10 @@ use device::{
 };
 use pgroups::{Param, Weights};
 
-use crate::{Block, Embedding, GptConfig, GptPlan, Head, ModelError, Output, TransformerBlock, params::BLOCK_PARAMS};
+use crate::{
+    Arch, Block, Embedding, GptConfig, GptPlan, Head, ModelError, Output, Recompute, RecomputeLayers, TransformerBlock,
+    params::{GPT2_BLOCK, LLAMA_BLOCK},
+};
 
 /// A GPT over the parameters of one layout.
 pub struct Gpt {
@@ -33,37 +36,74 @@ pub struct Microbatch<'a> {
 }
 
 impl GptPlan {
-    /// The model over `params`, made from [`GptPlan::specs`] and in the same order.
+    /// The model over `params`, made from [`GptPlan::specs`] and in the same order. It keeps every activation.
     ///
     /// # Errors
     /// [`ModelError::ParamCount`], [`ModelError::ParamOrder`].
     pub fn build(&self, params: &[Param]) -> Result<Gpt, ModelError> {
+        self.build_with(params, &RecomputeLayers::None)
+    }
+
+    /// As [`GptPlan::build`]; some layers compute what they keep again in the backward pass, with the same results.
+    ///
+    /// # Errors
+    /// As [`GptPlan::build`]; [`ModelError::NoSuchLayer`].
+    pub fn build_with(&self, params: &[Param], recompute: &RecomputeLayers) -> Result<Gpt, ModelError> {
+        self.check_params(params)?;
+        let c = self.config();
+        recompute.check(c.layers)?;
+        let parts = Parts::of(c.arch);
+        let (front, rest) = params.split_at(parts.front);
+        let (layers, last) = rest.split_at(c.layers * parts.block);
+        let (norm, own_table) = last.split_at(parts.norm);
+        let table = match c.output {
+            Output::Tied => &front[0],
+            Output::Own => &own_table[0],
+        };
+        let mut blocks: Vec<Box<dyn Block>> = vec![Box::new(Embedding::new(front, c))];
+        for (layer, params) in layers.chunks_exact(parts.block).enumerate() {
+            let block = match c.arch {
+                Arch::Gpt2 => TransformerBlock::gpt2(c, layer, exactly::<GPT2_BLOCK>(params)),
+                Arch::Llama(llama) => TransformerBlock::llama(c, llama, layer, exactly::<LLAMA_BLOCK>(params)),
+            };
+            blocks.push(if recompute.contains(layer) { Box::new(Recompute::new(block)) } else { Box::new(block) });
+        }
+        blocks.push(Box::new(Head::new(norm, parts.norm_site, table, c)));
+        Ok(Gpt { config: c.clone(), blocks, loss: Site::from("loss") })
+    }
+
+    pub(crate) fn check_params(&self, params: &[Param]) -> Result<(), ModelError> {
         let declared = self.params();
         if declared.len() != params.len() {
             return Err(ModelError::ParamCount { declared: declared.len(), given: params.len() });
         }
         let differs = declared.iter().zip(params).position(|(d, p)| d.spec.name != p.name());
-        if let Some(position) = differs {
+        differs.map_or(Ok(()), |position| {
             let declared = declared[position].spec.name.clone();
-            return Err(ModelError::ParamOrder { position, declared, given: params[position].name().to_owned() });
-        }
-        let c = self.config();
-        let (front, rest) = params.split_at(2);
-        let (layers, last) = rest.split_at(c.layers * BLOCK_PARAMS);
-        let embedding = Embedding::new(&front[0], &front[1], c.vocab, [c.seq_len, c.dim]);
-        let mut blocks: Vec<Box<dyn Block>> = vec![Box::new(embedding)];
-        for (layer, params) in layers.chunks_exact(BLOCK_PARAMS).enumerate() {
-            let params = std::array::from_fn(|i| params[i].clone());
-            blocks.push(Box::new(TransformerBlock::new(c, layer, params)));
-        }
-        let table = match c.output {
-            Output::Tied => &front[0],
-            Output::Own => &last[2],
-        };
-        let head = [&last[0], &last[1], table].map(Param::clone);
-        blocks.push(Box::new(Head::new(head, c.vocab, c.vocab_rows)));
-        Ok(Gpt { config: c.clone(), blocks, loss: Site::from("loss") })
+            Err(ModelError::ParamOrder { position, declared, given: params[position].name().to_owned() })
+        })
     }
+}
+
+/// How many parameters each part of a model has.
+struct Parts {
+    front: usize,
+    block: usize,
+    norm: usize,
+    norm_site: &'static str,
+}
+
+impl Parts {
+    fn of(arch: Arch) -> Parts {
+        match arch {
+            Arch::Gpt2 => Parts { front: 2, block: GPT2_BLOCK, norm: 2, norm_site: "ln_f" },
+            Arch::Llama(_) => Parts { front: 1, block: LLAMA_BLOCK, norm: 1, norm_site: "model.norm" },
+        }
+    }
+}
+
+fn exactly<const N: usize>(params: &[Param]) -> &[Param; N] {
+    params.try_into().expect("BUG: a chunk has as many parameters as a block")
 }
 
 impl Gpt {
@@ -76,6 +116,11 @@ impl Gpt {
     /// [`Frame::enter`] is its place here; what [`Gpt::loss`] keeps belongs to the head.
     pub fn blocks(&self) -> &[Box<dyn Block>] {
         &self.blocks
+    }
+
+    /// The same blocks, for schedules that keep, wrap or spread them.
+    pub fn into_blocks(self) -> Vec<Box<dyn Block>> {
+        self.blocks
     }
 
     /// One microbatch up to its loss, with weights whose pass is forward.

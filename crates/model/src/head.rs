@@ -7,27 +7,34 @@ use device::{
 use pgroups::{Param, Weights};
 
 use crate::{
-    Block, ModelError,
+    Block, GptConfig, ModelError,
     grad::contribute,
     norm::{Norm, Tags},
 };
 
 /// logits = norm(x) · tableᵀ over the valid part of the vocabulary.
 pub struct Head {
-    /// Norm weight, norm bias, table.
-    params: [Param; 3],
+    /// Norm weight, norm bias if there is one, table.
+    params: Vec<Param>,
     norm: Norm,
+    table: Param,
     vocab: usize,
     vocab_rows: usize,
     site: Site,
 }
 
 impl Head {
-    /// Over a table of `[vocab_rows, dim]`.
-    pub(crate) fn new(params: [Param; 3], vocab: usize, vocab_rows: usize) -> Head {
+    /// Over the final norm's weight, and bias if it has one, and a table of `[vocab_rows, dim]`.
+    pub(crate) fn new(norm: &[Param], site: &str, table: &Param, config: &GptConfig) -> Head {
         let tags = Tags { x: "x", y: "norm", mean: "mean", rstd: "rstd", dy: "dnorm" };
-        let norm = Norm::new(&params[0], &params[1], "ln_f", tags);
-        Head { params, norm, vocab, vocab_rows, site: Site::from("lm_head") }
+        Head {
+            params: norm.iter().chain([table]).cloned().collect(),
+            norm: Norm::new(&norm[0], norm.get(1), site, tags),
+            table: table.clone(),
+            vocab: config.vocab,
+            vocab_rows: config.vocab_rows,
+            site: Site::from("lm_head"),
+        }
     }
 
     fn logits(&self, dims: &[usize]) -> Vec<usize> {
@@ -46,12 +53,16 @@ impl Block for Head {
         let normed = self.norm.forward(f, w, x, None)?;
         let logits = f.temp(&self.logits(x.shape()), DType::F32)?;
         let on = f.stream();
-        let table = w.take(&self.params[2], on)?;
+        let table = w.take(&self.table, on)?;
         let finish = Finish::Into(Accumulate::Overwrite);
         let valid = table.rows(0..self.vocab)?;
         on.launch(Gemm { a: &normed, b: &valid, c: &logits, trans: Trans::Nt, finish }.op(&self.site)?)?;
-        w.give_back(&self.params[2], on)?;
+        w.give_back(&self.table, on)?;
         Ok(logits)
+    }
+
+    fn recompute(&self, f: &mut Frame, w: &mut dyn Weights, x: &View) -> Result<(), ModelError> {
+        self.norm.forward(f, w, x, None).map(drop)
     }
 
     fn backward_input(&self, f: &mut Frame, w: &mut dyn Weights, dy: &View) -> Result<Option<View>, ModelError> {
@@ -59,17 +70,17 @@ impl Block for Head {
         let normed = f.saved("norm")?;
         let dnorm = f.temp(normed.shape(), DType::F32)?;
         let on = f.stream();
-        let table = w.take(&self.params[2], on)?;
+        let table = w.take(&self.table, on)?;
         let finish = Finish::Into(Accumulate::Overwrite);
         let valid = table.rows(0..self.vocab)?;
         on.launch(Gemm { a: dy, b: &valid, c: &dnorm, trans: Trans::Nn, finish }.op(&self.site)?)?;
-        w.give_back(&self.params[2], on)?;
+        w.give_back(&self.table, on)?;
         self.norm.backward_input(f, w, &dnorm, None).map(Some)
     }
 
     fn backward_weight(&self, f: &mut Frame, w: &mut dyn Weights) -> Result<(), ModelError> {
         let (dlogits, normed) = (f.saved("dlogits")?, f.saved("norm")?);
-        let table = &self.params[2];
+        let table = &self.table;
         let grad = w.grad(table, f.stream())?;
         let (dtable, into) = grad.target();
         let finish = Finish::Into(into);

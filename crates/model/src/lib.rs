@@ -5,23 +5,30 @@
 #![forbid(unsafe_code)]
 
 // What a model is.
+mod arch; //        which blocks
 mod config; //      sizes, and every rule they break
 mod flops; //       operations per token
 mod params; //      declared parameters, in forward order
 // How it runs.
+mod attention; //   queries, keys, values, and what they gather
 mod block; //       the seam: forward, input gradient, weight gradient
-mod embedding; //   tokens and positions
+mod embedding; //   tokens and learned positions
+mod feed_forward; // the hidden layer
 mod gpt; //         a chain of blocks and its loss
 mod grad; //        where a weight gradient goes
 mod head; //        final norm and logits
 mod linear; //      one product with its weight
-mod norm; //        one layer norm with its weights
-mod transformer; // attention and feed-forward
+mod norm; //        one norm with its weights
+mod recompute; //   computing a second time instead of keeping
+mod rotary; //      positions as angles
+mod transformer; // attention and feed-forward beside the residual stream
 // Beside it.
 mod error;
+mod file; //        weights as other programs have them
 mod sample; //      one token out of logits
 
 pub use self::{
+    arch::{Arch, LlamaConfig},
     block::Block,
     config::{ConfigRule, ConfigViolation, ConfigViolations, GptConfig, Output},
     embedding::Embedding,
@@ -29,6 +36,7 @@ pub use self::{
     gpt::{Gpt, Microbatch},
     head::Head,
     params::{Decay, GptPlan, ModelParam},
+    recompute::{Recompute, RecomputeLayers},
     sample::{Draw, Sampling, sample},
     transformer::TransformerBlock,
 };

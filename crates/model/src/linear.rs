@@ -1,8 +1,8 @@
-//! One product with its weight, and the bias behind it.
+//! One product with its weight, and the bias behind it if there is one.
 
 use device::{
     Frame, Site, Stream, View,
-    ops::{Finish, Gemm, Trans},
+    ops::{Accumulate, Finish, Gemm, Trans},
 };
 use pgroups::{Param, Weights};
 
@@ -11,22 +11,26 @@ use crate::{ModelError, grad::bias_grad};
 /// y = x · weightᵀ + bias, weight `[out, in]`.
 pub(crate) struct Linear {
     weight: Param,
-    bias: Param,
+    bias: Option<Param>,
     site: Site,
 }
 
-/// What follows the product.
+/// What follows the product and its bias.
 pub(crate) enum Then<'a> {
     Nothing,
-    /// GELU, and what it took is written here.
+    /// GELU, and what it took is written here. Only behind a bias.
     Gelu {
         pre: &'a View,
+    },
+    /// Back to the residual stream: this is added.
+    Add {
+        r: &'a View,
     },
 }
 
 impl Linear {
-    pub(crate) fn new(weight: &Param, bias: &Param, site: &str) -> Linear {
-        Linear { weight: weight.clone(), bias: bias.clone(), site: Site::from(site.to_owned()) }
+    pub(crate) fn new(weight: &Param, bias: Option<&Param>, site: &str) -> Linear {
+        Linear { weight: weight.clone(), bias: bias.cloned(), site: Site::from(site.to_owned()) }
     }
 
     pub(crate) fn forward(
@@ -38,14 +42,17 @@ impl Linear {
         then: Then<'_>,
     ) -> Result<(), ModelError> {
         let weight = w.take(&self.weight, on)?;
-        let bias = w.take(&self.bias, on)?;
-        let finish = match then {
-            Then::Nothing => Finish::Bias(&bias),
-            Then::Gelu { pre } => Finish::BiasGelu { bias: &bias, pre },
+        let bias = self.bias.as_ref().map(|bias| w.take(bias, on)).transpose()?;
+        let finish = match (&bias, then) {
+            (None, Then::Nothing) => Finish::Into(Accumulate::Overwrite),
+            (Some(bias), Then::Nothing) => Finish::Bias(bias),
+            (Some(bias), Then::Gelu { pre }) => Finish::BiasGelu { bias, pre },
+            (None, Then::Gelu { .. }) => unreachable!("BUG: no architecture has a GELU without a bias"),
+            (bias, Then::Add { r }) => Finish::Residual { bias: bias.as_ref(), r },
         };
         on.launch(Gemm { a: x, b: &weight, c: y, trans: Trans::Nt, finish }.op(&self.site)?)?;
         w.give_back(&self.weight, on)?;
-        Ok(w.give_back(&self.bias, on)?)
+        Ok(self.bias.as_ref().map_or(Ok(()), |bias| w.give_back(bias, on))?)
     }
 
     /// dx = dy · weight, and with `finish` what is done to it on the way.
@@ -75,6 +82,6 @@ impl Linear {
         let finish = Finish::Into(into);
         on.launch(Gemm { a: dy, b: x, c, trans: Trans::Tn, finish }.op(&self.site)?)?;
         w.grad_done(&self.weight, on)?;
-        bias_grad(&self.bias, dy, &self.site, f, w)
+        self.bias.as_ref().map_or(Ok(()), |bias| bias_grad(bias, dy, &self.site, f, w))
     }
 }

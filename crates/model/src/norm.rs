@@ -1,8 +1,8 @@
-//! One layer norm with its weights.
+//! One norm with its weights: layer norm, or RMS norm where there is no bias.
 
 use device::{
     DType, Frame, Site, View,
-    ops::{Accumulate, LayerNorm, LayerNormBackward, LayerNormGrad, Residual},
+    ops::{Accumulate, LayerNorm, LayerNormBackward, LayerNormGrad, Residual, RmsNorm, RmsNormBackward, RmsNormGrad},
 };
 use pgroups::{Param, Weights};
 
@@ -11,18 +11,20 @@ use crate::{
     grad::{contribute, keep_alike},
 };
 
-/// Added to the variance, as in GPT-2.
-const EPS: f32 = 1e-5;
+/// Added to the variance or the mean square, as in GPT-2 and in LLaMA since its second version.
+pub(crate) const EPS: f32 = 1e-5;
 
-/// y = (x − mean) · rstd · weight + bias over the last dimension.
+/// y = (x − mean) · rstd · weight + bias over the last dimension, or x · rstd · weight.
 pub(crate) struct Norm {
     weight: Param,
-    bias: Param,
+    /// Of a layer norm; an RMS norm has none.
+    bias: Option<Param>,
     site: Site,
     tags: Tags,
 }
 
 /// Names under which a frame keeps what the backward pass needs.
+#[derive(Clone, Copy)]
 pub(crate) struct Tags {
     /// What was normalised.
     pub(crate) x: &'static str,
@@ -33,8 +35,8 @@ pub(crate) struct Tags {
 }
 
 impl Norm {
-    pub(crate) fn new(weight: &Param, bias: &Param, site: &str, tags: Tags) -> Norm {
-        Norm { weight: weight.clone(), bias: bias.clone(), site: Site::from(site.to_owned()), tags }
+    pub(crate) fn new(weight: &Param, bias: Option<&Param>, site: &str, tags: Tags) -> Norm {
+        Norm { weight: weight.clone(), bias: bias.cloned(), site: Site::from(site.to_owned()), tags }
     }
 
     /// Normalises `x`, or `x + r` with a branch `r` of the residual stream. Returns y.
@@ -55,16 +57,25 @@ impl Norm {
         };
         let y = f.save(tags.y, x.shape(), DType::F32)?;
         let rows = [x.row_count()];
-        let mean = f.save(tags.mean, &rows, DType::F32)?;
         let rstd = f.save(tags.rstd, &rows, DType::F32)?;
-        let on = f.stream();
-        let weight = w.take(&self.weight, on)?;
-        let bias = w.take(&self.bias, on)?;
+        let on = f.stream().clone();
         let residual = r.map(|r| Residual { r, sum: &sum });
-        let norm = LayerNorm { x, residual, weight: &weight, bias: &bias, y: &y, mean: &mean, rstd: &rstd, eps: EPS };
-        on.launch(norm.op(&self.site)?)?;
-        w.give_back(&self.weight, on)?;
-        w.give_back(&self.bias, on)?;
+        let weight = w.take(&self.weight, &on)?;
+        match &self.bias {
+            None => {
+                let norm = RmsNorm { x, residual, weight: &weight, y: &y, rstd: &rstd, eps: EPS };
+                on.launch(norm.op(&self.site)?)?;
+            }
+            Some(bias) => {
+                let mean = f.save(tags.mean, &rows, DType::F32)?;
+                let b = w.take(bias, &on)?;
+                let norm =
+                    LayerNorm { x, residual, weight: &weight, bias: &b, y: &y, mean: &mean, rstd: &rstd, eps: EPS };
+                on.launch(norm.op(&self.site)?)?;
+                w.give_back(bias, &on)?;
+            }
+        }
+        w.give_back(&self.weight, &on)?;
         Ok(y)
     }
 
@@ -78,25 +89,49 @@ impl Norm {
     ) -> Result<View, ModelError> {
         let tags = &self.tags;
         f.keep(tags.dy, dy);
-        let (x, mean, rstd) = (f.saved(tags.x)?, f.saved(tags.mean)?, f.saved(tags.rstd)?);
+        let (x, rstd) = (f.saved(tags.x)?, f.saved(tags.rstd)?);
         let dx = f.temp(dy.shape(), DType::F32)?;
         let on = f.stream();
         let weight = w.take(&self.weight, on)?;
-        let norm = LayerNormBackward { dy, x: &x, weight: &weight, mean: &mean, rstd: &rstd, skip, dx: &dx };
-        on.launch(norm.op(&self.site)?)?;
+        let norm = RmsNormBackward { dy, x: &x, weight: &weight, rstd: &rstd, skip, dx: &dx };
+        let op = match &self.bias {
+            None => norm.op(&self.site)?,
+            Some(_) => {
+                let mean = f.saved(tags.mean)?;
+                LayerNormBackward { dy, x: &x, weight: &weight, mean: &mean, rstd: &rstd, skip, dx: &dx }
+                    .op(&self.site)?
+            }
+        };
+        on.launch(op)?;
         w.give_back(&self.weight, on)?;
         Ok(dx)
     }
 
     pub(crate) fn backward_weight(&self, f: &mut Frame, w: &mut dyn Weights) -> Result<(), ModelError> {
+        match &self.bias {
+            None => self.rms_grad(f, w),
+            Some(bias) => self.layer_grads(f, w, bias),
+        }
+    }
+
+    fn rms_grad(&self, f: &Frame, w: &mut dyn Weights) -> Result<(), ModelError> {
+        let tags = &self.tags;
+        let (dy, x, rstd) = (f.saved(tags.dy)?, f.saved(tags.x)?, f.saved(tags.rstd)?);
+        let weight = w.grad(&self.weight, f.stream())?;
+        let (dweight, into) = weight.target();
+        f.stream().launch(RmsNormGrad { dy: &dy, x: &x, rstd: &rstd, dweight, into }.op(&self.site)?)?;
+        Ok(w.grad_done(&self.weight, f.stream())?)
+    }
+
+    fn layer_grads(&self, f: &mut Frame, w: &mut dyn Weights, bias: &Param) -> Result<(), ModelError> {
         let tags = &self.tags;
         let (dy, x) = (f.saved(tags.dy)?, f.saved(tags.x)?);
         let (mean, rstd) = (f.saved(tags.mean)?, f.saved(tags.rstd)?);
-        let weight = w.grad(&self.weight, f.stream())?;
-        let bias = w.grad(&self.bias, f.stream())?;
-        let ((dweight, into), (dbias, bias_into)) = (weight.target(), bias.target());
+        let weight_grad = w.grad(&self.weight, f.stream())?;
+        let bias_grad = w.grad(bias, f.stream())?;
+        let ((dweight, into), (dbias, bias_into)) = (weight_grad.target(), bias_grad.target());
         let grad = LayerNormGrad { dy: &dy, x: &x, mean: &mean, rstd: &rstd, dweight, dbias, into };
-        if keep_alike(&weight, &bias) {
+        if keep_alike(&weight_grad, &bias_grad) {
             f.stream().launch(grad.op(&self.site)?)?;
         } else {
             // The kernel has one setting for both, so a pair that differs takes the way over temporaries.
@@ -107,6 +142,6 @@ impl Norm {
             contribute(&own[1], dbias, bias_into, &self.site, f.stream())?;
         }
         w.grad_done(&self.weight, f.stream())?;
-        Ok(w.grad_done(&self.bias, f.stream())?)
+        Ok(w.grad_done(bias, f.stream())?)
     }
 }

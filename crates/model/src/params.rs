@@ -2,7 +2,7 @@
 
 use pgroups::{Init, ParamClass, ParamSpec, Placement};
 
-use crate::{ConfigViolations, GptConfig, Output};
+use crate::{Arch, ConfigViolations, GptConfig, Output};
 
 /// Whether the optimizer's weight decay reaches a parameter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -45,8 +45,13 @@ pub struct GptPlan {
 /// Standard deviation of matrices and embeddings.
 const STD: f32 = 0.02;
 
-/// Parameters of one transformer block.
-pub(crate) const BLOCK_PARAMS: usize = 12;
+const NORMAL: Init = Init::Normal { std: STD };
+
+/// Parameters of a transformer block of GPT-2.
+pub(crate) const GPT2_BLOCK: usize = 12;
+
+/// Parameters of a transformer block of Llama.
+pub(crate) const LLAMA_BLOCK: usize = 9;
 
 impl GptPlan {
     /// Declares all parameters.
@@ -57,38 +62,19 @@ impl GptPlan {
     /// # Errors
     /// Every rule that the sizes break.
     ///
-    /// Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
+    /// Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, for the initial values of
+    /// both architectures.
     pub fn new(config: GptConfig) -> Result<GptPlan, ConfigViolations> {
         config.check()?;
-        let normal = Init::Normal { std: STD };
-        let (dim, ffn) = (config.dim, config.ffn_dim);
-        // Each block adds twice to the residual stream; its variance must not grow with depth.
-        let residual = Init::Normal { std: STD / (2.0 * config.layers as f32).sqrt() };
-        let mut params = vec![
-            ModelParam::new("wte".into(), &[config.vocab_rows, dim], normal),
-            ModelParam::new("wpe".into(), &[config.seq_len, dim], normal),
-        ];
-        let norm = |params: &mut Vec<ModelParam>, name: String| {
-            params.push(ModelParam::new(format!("{name}.weight"), &[dim], Init::Constant(1.0)));
-            params.push(ModelParam::new(format!("{name}.bias"), &[dim], Init::Constant(0.0)));
-        };
-        let linear = |params: &mut Vec<ModelParam>, name: String, [rows, cols]: [usize; 2], init| {
-            params.push(ModelParam::new(format!("{name}.weight"), &[rows, cols], init));
-            params.push(ModelParam::new(format!("{name}.bias"), &[rows], Init::Constant(0.0)));
-        };
-        for layer in 0..config.layers {
-            norm(&mut params, format!("h.{layer}.ln_1"));
-            linear(&mut params, format!("h.{layer}.attn.c_attn"), [3 * dim, dim], normal);
-            linear(&mut params, format!("h.{layer}.attn.c_proj"), [dim, dim], residual);
-            norm(&mut params, format!("h.{layer}.ln_2"));
-            linear(&mut params, format!("h.{layer}.mlp.c_fc"), [ffn, dim], normal);
-            linear(&mut params, format!("h.{layer}.mlp.c_proj"), [dim, ffn], residual);
+        let mut declared = Declared { params: Vec::new(), layers: config.layers };
+        match config.arch {
+            Arch::Gpt2 => declared.gpt2(&config),
+            Arch::Llama(_) => declared.llama(&config),
         }
-        norm(&mut params, "ln_f".into());
         if config.output == Output::Own {
-            params.push(ModelParam::new("lm_head.weight".into(), &[config.vocab_rows, dim], normal));
+            declared.matrix("lm_head", [config.vocab_rows, config.dim]);
         }
-        Ok(GptPlan { config, params })
+        Ok(GptPlan { config, params: declared.params })
     }
 
     /// Sizes.
@@ -109,5 +95,78 @@ impl GptPlan {
     /// Elements of all parameters.
     pub fn numel(&self) -> usize {
         self.params.iter().map(ModelParam::numel).sum()
+    }
+}
+
+/// Parameters so far.
+struct Declared {
+    params: Vec<ModelParam>,
+    layers: usize,
+}
+
+impl Declared {
+    fn gpt2(&mut self, config: &GptConfig) {
+        let (dim, ffn) = (config.dim, config.ffn_dim);
+        self.push("wte".into(), &[config.vocab_rows, dim], NORMAL);
+        self.push("wpe".into(), &[config.seq_len, dim], NORMAL);
+        let norm = |declared: &mut Declared, name: &str| {
+            declared.scale(name, dim);
+            declared.bias(name, dim);
+        };
+        for layer in 0..config.layers {
+            let name = |part: &str| format!("h.{layer}.{part}");
+            norm(self, &name("ln_1"));
+            self.matrix(&name("attn.c_attn"), [3 * dim, dim]);
+            self.bias(&name("attn.c_attn"), 3 * dim);
+            self.residual(&name("attn.c_proj"), [dim, dim]);
+            self.bias(&name("attn.c_proj"), dim);
+            norm(self, &name("ln_2"));
+            self.matrix(&name("mlp.c_fc"), [ffn, dim]);
+            self.bias(&name("mlp.c_fc"), ffn);
+            self.residual(&name("mlp.c_proj"), [dim, ffn]);
+            self.bias(&name("mlp.c_proj"), dim);
+        }
+        norm(self, "ln_f");
+    }
+
+    fn llama(&mut self, config: &GptConfig) {
+        let (dim, ffn, kv) = (config.dim, config.ffn_dim, config.kv_dim());
+        self.matrix("model.embed_tokens", [config.vocab_rows, dim]);
+        for layer in 0..config.layers {
+            let name = |part: &str| format!("model.layers.{layer}.{part}");
+            self.scale(&name("input_layernorm"), dim);
+            self.matrix(&name("self_attn.q_proj"), [dim, dim]);
+            self.matrix(&name("self_attn.k_proj"), [kv, dim]);
+            self.matrix(&name("self_attn.v_proj"), [kv, dim]);
+            self.residual(&name("self_attn.o_proj"), [dim, dim]);
+            self.scale(&name("post_attention_layernorm"), dim);
+            self.matrix(&name("mlp.gate_proj"), [ffn, dim]);
+            self.matrix(&name("mlp.up_proj"), [ffn, dim]);
+            self.residual(&name("mlp.down_proj"), [dim, ffn]);
+        }
+        self.scale("model.norm", dim);
+    }
+
+    fn push(&mut self, name: String, shape: &[usize], init: Init) {
+        self.params.push(ModelParam::new(name, shape, init));
+    }
+
+    fn matrix(&mut self, name: &str, shape: [usize; 2]) {
+        self.push(format!("{name}.weight"), &shape, NORMAL);
+    }
+
+    /// Each block adds twice to the residual stream; its variance must not grow with depth.
+    fn residual(&mut self, name: &str, shape: [usize; 2]) {
+        let std = STD / (2.0 * self.layers as f32).sqrt();
+        self.push(format!("{name}.weight"), &shape, Init::Normal { std });
+    }
+
+    /// A norm's weight.
+    fn scale(&mut self, name: &str, dim: usize) {
+        self.push(format!("{name}.weight"), &[dim], Init::Constant(1.0));
+    }
+
+    fn bias(&mut self, name: &str, dim: usize) {
+        self.push(format!("{name}.bias"), &[dim], Init::Constant(0.0));
     }
 }

@@ -1,9 +1,13 @@
 //! Tests through the public interface.
 
+#[path = "api/adamw.rs"]
+mod adamw;
 #[path = "api/config.rs"]
 mod config;
 #[path = "api/errors.rs"]
 mod errors;
+#[path = "api/files.rs"]
+mod files;
 #[path = "api/golden.rs"]
 mod golden;
 #[path = "api/golden_case.rs"]
@@ -12,6 +16,8 @@ mod golden_case;
 mod gradients;
 #[path = "api/memory.rs"]
 mod memory;
+#[path = "api/recompute.rs"]
+mod recompute;
 #[path = "api/reference.rs"]
 mod reference;
 #[path = "api/rig.rs"]

@@ -1,9 +1,9 @@
 //! Commands and their arguments.
 
-use crate::{config::Config, error::TrainError};
+use crate::{config::Config, error::TrainError, train::TimelineConfig};
 use clap::{Args, Parser, Subcommand};
 use pgroups::{Layout, LayoutConfig};
-use std::path::PathBuf;
+use std::{ops::RangeInclusive, path::PathBuf};
 
 /// Trains language models over many ranks.
 #[derive(Clone, Debug, PartialEq, Parser)]
@@ -53,9 +53,32 @@ pub struct TrainArgs {
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Folder for metrics.jsonl and the loss curve; made if it does not exist.
+    /// Folder for metrics.jsonl, TensorBoard events and the loss curve; made if it does not exist.
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
+    /// Draw some steps as a timeline for ui.perfetto.dev, a row per rank and stream.
+    #[arg(long, value_name = "FILE")]
+    pub timeline: Option<PathBuf>,
+    /// Steps of the timeline, from 1, both ends included; default: 2..3.
+    #[arg(long, value_name = "FIRST..LAST", requires = "timeline", value_parser = parse_steps)]
+    pub timeline_steps: Option<RangeInclusive<u64>>,
+}
+
+impl TrainArgs {
+    /// The timeline, if one is asked for.
+    pub fn timeline(&self) -> Option<TimelineConfig> {
+        let path = self.timeline.clone()?;
+        Some(TimelineConfig { path, steps: self.timeline_steps.clone().unwrap_or(TimelineConfig::USUAL_STEPS) })
+    }
+}
+
+fn parse_steps(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let number = |text: &str| text.trim().parse::<u64>().ok().filter(|n| *n > 0);
+    let ends = text.split_once("..").and_then(|(first, last)| Some((number(first)?, number(last)?)));
+    match ends {
+        Some((first, last)) if first <= last => Ok(first..=last),
+        _ => Err("steps are written FIRST..LAST, whole numbers from 1, as in 2..3".to_owned()),
+    }
 }
 
 /// `trainer plan`
@@ -64,6 +87,9 @@ pub struct PlanArgs {
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// Draw the planned step as a timeline for ui.perfetto.dev: order and sizes, no times.
+    #[arg(long, value_name = "FILE")]
+    pub timeline: Option<PathBuf>,
 }
 
 /// `trainer groups`
@@ -99,8 +125,14 @@ impl GroupsArgs {
 }
 
 /// `trainer doctor`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Args)]
-pub struct DoctorArgs {}
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct DoctorArgs {
+    /// A configuration to hold against this machine.
+    pub config: Option<PathBuf>,
+    /// Put a setting over the file's; may be repeated.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "config")]
+    pub set: Vec<String>,
+}
 
 #[cfg(test)]
 mod tests {
@@ -124,9 +156,29 @@ mod tests {
         assert_eq!(args.config.config, PathBuf::from("configs/a.toml"));
         assert_eq!(args.config.set, ["train.steps=3", "model.arch=gpt2"]);
         assert_eq!(args.run_dir, Some(PathBuf::from("out")));
+        assert_eq!(args.timeline(), None);
         assert!(parse("trainer train").unwrap_err().contains("<CONFIG>"));
         assert!(matches!(parse("trainer plan a.toml --set a.b=c"), Ok(Command::Plan(_))));
         assert!(matches!(parse("trainer doctor"), Ok(Command::Doctor(_))));
+    }
+
+    #[test]
+    fn a_timeline_has_its_usual_steps_or_those_that_are_named() {
+        let timeline = |line: &str| match parse(line) {
+            Ok(Command::Train(args)) => Ok(args.timeline().map(|t| (t.path, t.steps))),
+            Ok(_) => panic!("not train"),
+            Err(error) => Err(error),
+        };
+        let file = PathBuf::from("t.json");
+        let usual = timeline("trainer train a.toml --timeline t.json").unwrap();
+        assert_eq!(usual, Some((file.clone(), TimelineConfig::USUAL_STEPS)));
+        let named = timeline("trainer train a.toml --timeline t.json --timeline-steps 5..9").unwrap();
+        assert_eq!(named, Some((file, 5..=9)));
+        for wrong in ["0..2", "3..2", "2", "a..b"] {
+            let error = timeline(&format!("trainer train a.toml --timeline t.json --timeline-steps {wrong}"));
+            assert!(error.unwrap_err().contains("FIRST..LAST"), "{wrong}");
+        }
+        assert!(timeline("trainer train a.toml --timeline-steps 2..3").unwrap_err().contains("--timeline"));
     }
 
     #[test]

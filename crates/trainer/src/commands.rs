@@ -3,32 +3,73 @@
 use std::io::{self, Write};
 
 use crate::{
-    Cli, Command, ConfigArgs, Doctor, GroupsArgs, TrainArgs, TrainError,
-    train::{default_run_dir, plan_run, train},
+    Cli, Clock, Command, Config, Doctor, DoctorArgs, GroupsArgs, PlanArgs, RunEnd, RunOptions, Signal, StopSource,
+    TrainArgs, TrainError,
+    train::{default_run_dir, dry_run, plan_run, train},
+    write_timeline,
 };
 
-/// Runs a command and prints its result to standard output.
+/// How a command ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It has done what it was asked for.
+    Done,
+    /// Training was asked to end before its last step, and has.
+    Stopped(Signal),
+}
+
+/// Runs a command and prints its result to standard output. `stop` may end training early.
 ///
 /// # Errors
 /// Whatever keeps it from its result.
-pub fn run(cli: &Cli) -> Result<(), TrainError> {
+pub fn run(cli: &Cli, stop: StopSource) -> Result<Outcome, TrainError> {
     match &cli.command {
-        Command::Train(args) => run_train(args),
-        Command::Groups(args) => print(&groups_text(args)?),
-        Command::Plan(args) => run_plan(&args.config),
-        Command::Doctor(_) => print(&Doctor::inspect().to_string()),
+        Command::Train(args) => return run_train(args, stop),
+        Command::Groups(args) => print(&groups_text(args)?)?,
+        Command::Plan(args) => run_plan(args)?,
+        Command::Doctor(args) => run_doctor(args)?,
+    }
+    Ok(Outcome::Done)
+}
+
+fn run_train(args: &TrainArgs, stop: StopSource) -> Result<Outcome, TrainError> {
+    check_launcher()?;
+    let config = args.config.load()?;
+    let dir = args.run_dir.clone().unwrap_or_else(|| default_run_dir(&args.config.config));
+    let options = RunOptions { dir, lines: Box::new(io::stdout()), stop, timeline: args.timeline() };
+    let trained = train(&config, options)?;
+    print(&trained.to_string())?;
+    Ok(match trained.end {
+        RunEnd::Finished => Outcome::Done,
+        RunEnd::Stopped(signal) => Outcome::Stopped(signal),
+    })
+}
+
+/// A process among several must not train as if it were alone.
+fn check_launcher() -> Result<(), TrainError> {
+    match pgroups::World::from_process_env() {
+        Ok(world) if world.world_size > 1 => Err(TrainError::SeveralProcesses { world_size: world.world_size }),
+        // Read first: without it nobody launched this process.
+        Ok(_) | Err(pgroups::PlanError::VariableMissing { variable: "WORLD_SIZE", .. }) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
-fn run_train(args: &TrainArgs) -> Result<(), TrainError> {
-    let config = args.config.load()?;
-    let dir = args.run_dir.clone().unwrap_or_else(|| default_run_dir(&args.config.config));
-    let trained = train(&config, &dir, Box::new(io::stdout()))?;
-    print(&trained.to_string())
+fn run_plan(args: &PlanArgs) -> Result<(), TrainError> {
+    let (plan, trace, names) = dry_run(&args.config.load()?)?;
+    print(&plan.to_string())?;
+    let Some(path) = &args.timeline else { return Ok(()) };
+    write_timeline(path, &trace, Clock::Steps, &names)?;
+    print(&format!("timeline: {}\n", path.display()))
 }
 
-fn run_plan(args: &ConfigArgs) -> Result<(), TrainError> {
-    print(&plan_run(&args.load()?)?.to_string())
+fn run_doctor(args: &DoctorArgs) -> Result<(), TrainError> {
+    let mut doctor = Doctor::inspect();
+    if let Some(path) = &args.config {
+        let config = Config::load(path, &args.set)?;
+        doctor.hold_against(&config, &plan_run(&config)?);
+    }
+    print(&doctor.to_string())
 }
 
 /// The group lists of a layout, as one JSON object or a line per key.

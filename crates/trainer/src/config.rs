@@ -64,13 +64,13 @@ pub struct ModelConfig {
     pub heads: usize,
     /// Key-value heads; divides `heads`. Default `heads`.
     pub kv_heads: usize,
-    /// Width of the hidden layer. Default `4 * dim`.
+    /// Width of the hidden layer. Default `4 * dim` for gpt2, two thirds of it in multiples of 256 for llama.
     pub ffn_dim: usize,
     /// Different tokens. Default: those of the tokenizer.
     pub vocab: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
-    /// Whether the embedding is the output layer, too. Default true.
+    /// Whether the embedding is the output layer, too. Default true for gpt2, false for llama.
     pub tied: bool,
 }
 
@@ -87,8 +87,10 @@ pub struct TrainConfig {
     pub seed: u64,
     /// What is computed again in backward. Default none.
     pub recompute: Recompute,
-    /// Steps from one evaluation to the next; 0: never. Default 0.
+    /// Steps from one evaluation to the next; the last step has one too; 0: never. Default 0.
     pub eval_interval: u64,
+    /// Sequences per evaluation, spread over the eval split; 0: all there are. Default 0.
+    pub eval_samples: u64,
     /// What a gradient is divided by. Default mean.
     pub loss_normalization: LossNormalization,
 }
@@ -98,13 +100,16 @@ pub struct TrainConfig {
 pub struct OptimizerConfig {
     /// Peak learning rate. Default 3e-4.
     pub lr: f64,
-    /// What linear and cosine end with; none for constant. Default `lr / 10`.
+    /// What linear, cosine and wsd end with; none for constant. Default `lr / 10`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_lr: Option<f64>,
     /// Steps of warm-up; may exceed the steps of the run. Default 0.
     pub warmup_steps: u64,
     /// How the learning rate goes on after warm-up. Default cosine.
     pub schedule: ScheduleKind,
+    /// Steps of wsd's way down; none for the others. Default a fifth of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_steps: Option<u64>,
     /// Decay of matrices, decoupled from the gradient. Default 0.1.
     pub weight_decay: f64,
     /// Of the mean of gradients. Default 0.9.
@@ -183,6 +188,8 @@ pub struct LogConfig {
     pub progress: ProgressKind,
     /// Tokens to generate when training has finished; 0: none. Default 200.
     pub sample_tokens: usize,
+    /// Whether the run folder gets TensorBoard event files, too. Default true.
+    pub tensorboard: bool,
 }
 
 impl Config {
@@ -256,8 +263,9 @@ impl Config {
 
     /// The learning rate of every step.
     pub fn schedule(&self) -> Schedule {
-        let OptimizerConfig { lr, min_lr, warmup_steps, schedule: kind, .. } = self.optimizer;
-        Schedule { kind, lr, min_lr: min_lr.unwrap_or(lr), warmup_steps, steps: self.train.steps }
+        let OptimizerConfig { lr, min_lr, warmup_steps, schedule: kind, decay_steps, .. } = self.optimizer;
+        let (min_lr, decay_steps) = (min_lr.unwrap_or(lr), decay_steps.unwrap_or(0));
+        Schedule { kind, lr, min_lr, warmup_steps, decay_steps, steps: self.train.steps }
     }
 }
 

@@ -66,9 +66,48 @@ pub enum TrainError {
         #[source]
         source: io::Error,
     },
+    /// The loss is not a number any more.
+    #[error(
+        "step {step}: the loss is {loss} and the gradient norm {grad_norm}; training cannot go on. A lower \
+         optimizer.lr or a longer optimizer.warmup_steps may help"
+    )]
+    Diverged {
+        /// The step, from 1.
+        step: u64,
+        /// Its loss.
+        loss: f32,
+        /// Its gradient norm.
+        grad_norm: f32,
+    },
+    /// A launcher started several processes.
+    #[error(
+        "WORLD_SIZE is {world_size}: this build has only the local transport, whose ranks are threads of one \
+         process; start one process and set layout.dp"
+    )]
+    SeveralProcesses {
+        /// Processes, as the launcher says.
+        world_size: u32,
+    },
     /// A run was asked for on the driver that has no values.
     #[error("device.kind = \"dry\" has no values to train with; `trainer plan` shows what it finds")]
     DryHasNoLosses,
+    /// A timeline of steps that the run does not have.
+    #[error(
+        "the timeline begins with step {first}, but the run ends with step {steps}: give --timeline-steps below it"
+    )]
+    TimelineBehindEnd {
+        /// First step to draw.
+        first: u64,
+        /// Steps of the run.
+        steps: u64,
+    },
+    /// The process cannot listen for signals.
+    #[error("cannot listen for Ctrl-C and SIGTERM")]
+    Signals {
+        /// What the operating system says.
+        #[source]
+        source: io::Error,
+    },
     /// A device refused or failed.
     #[error(transparent)]
     Device(#[from] device::Error),

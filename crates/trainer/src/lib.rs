@@ -5,14 +5,16 @@ mod cli; // commands and their arguments
 mod commands; // what each of them does
 mod config; // what a run is to do
 mod error; // why a command ends without its result
+mod events; // the same for TensorBoard
 mod metrics; // what every step leaves in the run folder
 mod plot; // the loss curve
 mod train; // the loop
 mod report; // what is shown while a run goes on
+mod timeline; // a trace as a picture, for Perfetto
 
 pub use self::{
     cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, PlanArgs, TrainArgs},
-    commands::run,
+    commands::{Outcome, run},
     config::{
         Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, Indivisible, LayoutConfig, LogConfig,
         LossNormalization, Microbatches, ModelConfig, NoEffect, NotYet, Number, OptimizerConfig, PrecisionConfig,
@@ -20,8 +22,13 @@ pub use self::{
         TrainConfig, Violation,
     },
     error::TrainError,
+    events::EventFile,
     metrics::{MetricsFile, StepMetrics, read_metrics},
     plot::{loss_curve, write_loss_curve},
     report::{Doctor, Finding, Progress, ProgressConfig, RunSummary},
-    train::{RunPlan, Trained, default_run_dir, plan_run, product_peak, train},
+    timeline::{Clock, StreamNames, timeline, write_timeline},
+    train::{
+        Placement, RunEnd, RunOptions, RunPlan, Signal, StopSource, TimelineConfig, Trained, default_run_dir, dry_run,
+        plan_run, product_peak, train,
+    },
 };

@@ -1,17 +1,26 @@
 //! The `trainer` command.
 #![forbid(unsafe_code)]
 
-use std::process::ExitCode;
+use std::{
+    io::{IsTerminal, stderr},
+    process::ExitCode,
+};
 
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, fmt::format::FmtSpan};
+use trainer::{Cli, Outcome, StopSource, TrainError};
 
 fn main() -> ExitCode {
-    let cli = trainer::Cli::parse();
+    let cli = Cli::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match trainer::run(&cli) {
-        Ok(()) => ExitCode::SUCCESS,
+    // Spans are told when they end, with the time that they took.
+    let lines = tracing_subscriber::fmt().with_span_events(FmtSpan::CLOSE);
+    lines.with_env_filter(filter).with_writer(stderr).with_ansi(stderr().is_terminal()).init();
+    let stop = StopSource::signals().map_err(|source| TrainError::Signals { source });
+    match stop.and_then(|stop| trainer::run(&cli, stop)) {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        // As a shell tells of a process that the signal ended: whoever waits sees that training did not finish.
+        Ok(Outcome::Stopped(signal)) => ExitCode::from(signal.exit_code()),
         Err(error) => {
             eprintln!("error: {:#}", anyhow::Error::new(error));
             ExitCode::FAILURE

@@ -32,13 +32,21 @@ pub struct StepMetrics {
     /// FLOP utilisation: the model's products per second as a fraction of the product peak measured at start.
     #[serde(deserialize_with = "f64_or_null")]
     pub mfu: f64,
-    /// Wall time from when the last step's loss was known to when this one's was.
+    /// Wall time from when the last step's loss was known to when this one's was, evaluations left out.
     #[serde(deserialize_with = "f64_or_null")]
     pub seconds: f64,
+    /// Mean loss on the eval split behind this step's update, in nats per token; none where there was no evaluation.
+    #[serde(default, deserialize_with = "some_f32_or_null", skip_serializing_if = "Option::is_none")]
+    pub eval_loss: Option<f32>,
 }
 
 fn f32_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
     Option::deserialize(from).map(|n| n.unwrap_or(f32::NAN))
+}
+
+/// Of a key that is there.
+fn some_f32_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f32>, D::Error> {
+    f32_or_null(from).map(Some)
 }
 
 fn f64_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
@@ -130,6 +138,7 @@ mod tests {
             tokens_per_s: 12_345.678,
             mfu: 0.4,
             seconds: 0.16,
+            eval_loss: None,
         }
     }
 
@@ -173,6 +182,23 @@ mod tests {
         let read = read_metrics(file.path()).unwrap()[0];
         assert!(read.loss.is_nan() && read.grad_norm.is_nan());
         assert_eq!(read.lr, 3e-4);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn an_evaluation_is_in_the_line_of_its_step_and_nowhere_else() {
+        let dir = folder("eval");
+        let mut file = MetricsFile::create(&dir).unwrap();
+        for eval_loss in [None, Some(2.25), Some(f32::NAN)] {
+            file.write(&StepMetrics { eval_loss, ..step(1, 2.0) }).unwrap();
+        }
+        let text = fs::read_to_string(file.path()).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(!lines[0].contains("eval_loss"));
+        assert!(lines[1].contains("\"eval_loss\":2.25") && lines[2].contains("\"eval_loss\":null"), "{text}");
+        let read: Vec<Option<f32>> = read_metrics(file.path()).unwrap().iter().map(|m| m.eval_loss).collect();
+        assert_eq!(read[..2], [None, Some(2.25)]);
+        assert!(read[2].is_some_and(f32::is_nan));
         fs::remove_dir_all(dir).unwrap();
     }
 

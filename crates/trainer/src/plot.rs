@@ -15,7 +15,8 @@ const RIGHT: f64 = WIDTH - 26.0;
 const TOP: f64 = 58.0;
 const BOTTOM: f64 = HEIGHT - 60.0;
 
-/// Draws loss over steps: every step's loss, and the mean of the last few, which is what training is judged by.
+/// Draws loss over steps: every step's loss, the mean of the last few, which is what training is judged by, and the
+/// losses of evaluations.
 ///
 /// A loss that is no number leaves a gap. However long the run, the picture has at most about two points per pixel,
 /// the lowest and the highest loss of what falls on it.
@@ -24,7 +25,10 @@ pub fn loss_curve(title: &str, metrics: &[StepMetrics]) -> String {
     let mut svg = String::new();
     open(&mut svg, title);
     let finite = || losses.iter().filter(|(_, loss)| loss.is_finite());
-    let Some(y) = Scale::over(finite().map(|(_, loss)| *loss), BOTTOM, TOP) else {
+    let evals: Vec<(f64, f64)> =
+        metrics.iter().filter_map(|m| Some((m.step as f64, f64::from(m.eval_loss?)))).collect();
+    let drawn = finite().chain(evals.iter().filter(|(_, loss)| loss.is_finite()));
+    let Some(y) = Scale::over(drawn.map(|(_, loss)| *loss), BOTTOM, TOP) else {
         label(&mut svg, (WIDTH / 2.0, HEIGHT / 2.0), "middle", 15, "no step has a loss that is a number");
         svg.push_str("</svg>\n");
         return svg;
@@ -38,6 +42,11 @@ pub fn loss_curve(title: &str, metrics: &[StepMetrics]) -> String {
     line(&mut svg, &thinned(&means), &x, &y, "#1f4e8c", 2.2);
     legend(&mut svg, 0, "#9dbbe0", "each step");
     legend(&mut svg, 1, "#1f4e8c", &format!("mean of the last {window}"));
+
+    if !evals.is_empty() {
+        line(&mut svg, &thinned(&evals), &x, &y, "#c0561e", 2.2);
+        legend(&mut svg, 2, "#c0561e", "evaluation");
+    }
 
     let first = finite().next().map_or(f64::NAN, |(_, loss)| *loss);
     let last = means.iter().rev().find(|(_, mean)| mean.is_finite()).map_or(f64::NAN, |(_, mean)| *mean);

@@ -2,16 +2,27 @@
 
 #[cfg(test)]
 mod arena_test;
+mod eval; // the loss on text that is not trained on
 mod loss_log; // losses on their way to the host, at most two steps behind
+mod normalize; // what a token's gradient is multiplied with
+#[cfg(test)]
+mod normalize_test;
 mod peak; // what products can do here at best
 mod plan; // memory and work, from a dry pass of the same program
 mod rank; // what one rank owns, and one step of it
+mod rank_loop; // the loop of one rank
 mod resident; // memory of this process, as the system counts it
-mod run; // the run: data, ranks, metrics, a sample at the end
+mod run; // the run: data, plan, machine, ranks, files
+mod run_log; // what a run writes while it goes on
+mod stop; // how a run is asked to end, and how all ranks learn of it
+mod trace_window; // the steps of a run that are traced
+mod trained; // what a run leaves
 mod writer; // text from the trained model
 
 pub use self::{
     peak::product_peak,
-    plan::{RunPlan, plan_run},
-    run::{Trained, default_run_dir, train},
+    plan::{RunPlan, dry_run, plan_run},
+    run::{RunOptions, TimelineConfig, default_run_dir, train},
+    stop::{Signal, StopSource},
+    trained::{Placement, RunEnd, Trained},
 };

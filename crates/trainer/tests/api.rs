@@ -2,7 +2,13 @@
 
 #[path = "api/command.rs"]
 mod command;
+#[path = "api/evaluation.rs"]
+mod evaluation;
 #[path = "api/fixture.rs"]
 mod fixture;
 #[path = "api/runs.rs"]
 mod runs;
+#[path = "api/stopping.rs"]
+mod stopping;
+#[path = "api/timeline.rs"]
+mod timeline;

@@ -29,7 +29,7 @@ fn get(stream: &Stream, view: &View) -> Vec<f32> {
 
 /// Decoupled weight decay Adam in f64.
 /// Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2.
-fn reference(w: &mut [f64], steps: &[(f64, Vec<f64>)], decay: impl Fn(usize) -> f64, config: AdamConfig) {
+pub(crate) fn reference(w: &mut [f64], steps: &[(f64, Vec<f64>)], decay: impl Fn(usize) -> f64, config: AdamConfig) {
     let (mut m, mut v) = (vec![0.0; w.len()], vec![0.0; w.len()]);
     for (t, (lr, grads)) in steps.iter().enumerate() {
         let norm = grads.iter().map(|g| g * g).sum::<f64>().sqrt();

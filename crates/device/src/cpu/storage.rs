@@ -1,7 +1,7 @@
 //! Bytes that claims, not references, guard.
 
 use std::{
-    alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
+    alloc::{Layout, alloc_zeroed, dealloc},
     ptr::NonNull,
 };
 
@@ -35,18 +35,19 @@ impl Storage {
     pub(crate) const ALIGN: usize = 128;
 
     /// Pages are touched here, once: first touch costs several times a copy and would land in the first step.
-    pub(crate) fn new(bytes: usize, fresh: Fresh) -> Storage {
-        let layout = Layout::from_size_align(bytes.max(1), Self::ALIGN).expect("BUG: allocation over isize::MAX bytes");
+    /// `None` when there is not that much memory.
+    pub(crate) fn new(bytes: usize, fresh: Fresh) -> Option<Storage> {
+        let layout = Layout::from_size_align(bytes.max(1), Self::ALIGN).ok()?;
         // SAFETY: the size is not zero.
         let raw = unsafe { alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(raw) else { handle_alloc_error(layout) };
+        let base = NonNull::new(raw)?;
         let fill = match fresh {
             Fresh::Zeroed => 0,
             Fresh::Poisoned => POISON,
         };
         // SAFETY: the block is `layout.size()` bytes long and nobody else has it yet.
         unsafe { base.as_ptr().write_bytes(fill, layout.size()) };
-        Storage { base, layout }
+        Some(Storage { base, layout })
     }
 
     pub(crate) fn base(&self) -> *mut u8 {

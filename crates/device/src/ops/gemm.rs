@@ -47,6 +47,13 @@ pub enum Finish<'a> {
         /// `[m, n]`, written.
         pre: &'a View,
     },
+    /// C = A·B + bias + r: the end of a branch, back in the residual stream.
+    Residual {
+        /// `[n]`.
+        bias: Option<&'a View>,
+        /// `[m, n]`, another view than C: what a norm has taken is kept for its backward pass.
+        r: &'a View,
+    },
     /// C = (A·B) ⊙ GELU'(pre): the gradient before the activation, from the one behind it.
     GeluBackward {
         /// `[m, n]`, as [`Finish::BiasGelu`] kept it.
@@ -72,7 +79,7 @@ pub struct Gemm<'a> {
 }
 
 impl Gemm<'_> {
-    /// Accesses: a, b, c, then what `finish` names (bias, pre, keep).
+    /// Accesses: a, b, c, then what `finish` names (bias, pre, r, keep).
     ///
     /// # Errors
     /// [`Error::Shapes`] or [`Error::ElementType`] if the tensors do not fit.
@@ -100,6 +107,18 @@ impl Gemm<'_> {
                 check.same_sizes(&[c, ("pre", pre)])?;
                 accesses.extend([Access::write(self.c), Access::read(bias), Access::write(pre)]);
                 GemmFinish::BiasGelu
+            }
+            Finish::Residual { bias, r } => {
+                check.dtype(DType::F32, &[("r", r)])?;
+                check.same_sizes(&[c, ("r", r)])?;
+                accesses.push(Access::write(self.c));
+                if let Some(bias) = bias {
+                    check.dtype(DType::F32, &[("bias", bias)])?;
+                    check.per_column(c, &[("bias", bias)])?;
+                    accesses.push(Access::read(bias));
+                }
+                accesses.push(Access::read(r));
+                if bias.is_some() { GemmFinish::BiasResidual } else { GemmFinish::Residual }
             }
             Finish::GeluBackward { pre } => {
                 check.dtype(DType::F32, &[("pre", pre)])?;
@@ -139,7 +158,21 @@ pub(crate) enum GemmFinish {
     Into(Old),
     Bias,
     BiasGelu,
+    Residual,
+    BiasResidual,
     GeluBackward,
+}
+
+impl GemmFinish {
+    /// Access 3 is a vector or a scalar, not a matrix like C.
+    const fn has_vector(self) -> bool {
+        self.has_bias() || matches!(self, GemmFinish::Into(Old::Keep))
+    }
+
+    /// Access 3 has an entry for each column of C.
+    const fn has_bias(self) -> bool {
+        matches!(self, GemmFinish::Bias | GemmFinish::BiasGelu | GemmFinish::BiasResidual)
+    }
 }
 
 impl GemmSpec {
@@ -172,10 +205,8 @@ impl Work for GemmSpec {
             (1, Axis::Cols) => outer(view, range.clone(), !self.trans.b()),
             (0 | 1, _) => view.clone(),
             // Keep's scalar and, under a cut of rows, the bias.
-            _ if view.row_count() == 1 && self.is_vector(at) => match (cut.axis, self.finish) {
-                (Axis::Cols, GemmFinish::Bias | GemmFinish::BiasGelu) => cols_of(view, range.clone()),
-                _ => view.clone(),
-            },
+            (3, Axis::Cols) if self.finish.has_bias() => cols_of(view, range.clone()),
+            (3, _) if self.finish.has_vector() => view.clone(),
             _ => cut.of(view, tile),
         };
         accesses.iter().enumerate().map(|(at, x)| Access { view: piece(at, &x.view), mode: x.mode }).collect()
@@ -186,19 +217,12 @@ impl Work for GemmSpec {
         let n = accesses[2].view.cols();
         let per_element = match self.finish {
             GemmFinish::Into(Old::Overwrite) => 0,
-            GemmFinish::Into(Old::Add) | GemmFinish::Bias => 1,
-            GemmFinish::Into(Old::Keep) => 2,
+            GemmFinish::Into(Old::Add) | GemmFinish::Bias | GemmFinish::Residual => 1,
+            GemmFinish::Into(Old::Keep) | GemmFinish::BiasResidual => 2,
             GemmFinish::BiasGelu => 1 + super::activation::GELU_FLOPS,
             GemmFinish::GeluBackward => super::activation::GELU_BACKWARD_FLOPS,
         };
         2 * (m * n * k) as u64 + per_element * (m * n) as u64
-    }
-}
-
-impl GemmSpec {
-    /// Access `at` is a vector or a scalar, not a matrix like C.
-    fn is_vector(&self, at: usize) -> bool {
-        at == 3 && matches!(self.finish, GemmFinish::Into(Old::Keep) | GemmFinish::Bias | GemmFinish::BiasGelu)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What does not fit is refused, with both sizes.
 
 use device::{DType, Frame, Machine, MemoryKind, ops::Factor};
-use model::{Block, Gpt, GptConfig, GptPlan, Microbatch, ModelError};
+use model::{Block, Gpt, GptConfig, GptPlan, Microbatch, ModelError, RecomputeLayers};
 use pgroups::{Pass, Weights};
 
 use crate::rig::{Layout, Rig, ids, tiny, values};
@@ -100,6 +100,13 @@ fn logits_behind_the_sequence_are_refused() {
     let mut f = Frame::unplanned(&rig.stream, "frame");
     let error = rig.gpt.logits(&mut f, &mut rig.weights(Layout::Main, Pass::Forward), &tokens, 5).unwrap_err();
     assert!(matches!(error, ModelError::Position { position: 5, tokens: 5 }), "{error}");
+}
+
+#[test]
+fn a_layer_to_recompute_that_is_not_there_is_refused() {
+    let rig = rig();
+    let error = rig.plan.build_with(&rig.params, &RecomputeLayers::These(vec![1, 2])).err().unwrap();
+    assert_eq!(error.to_string(), "layer 2 is to be recomputed, the model has layers 0 to 1");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::{GptConfig, GptPlan, Output};
+use model::{Arch, GptConfig, GptPlan, LlamaConfig, Output};
 use pgroups::{Init, InitStream, Seed, philox_4x32_10};
 
 /// Everything that a golden file is about.
@@ -21,28 +21,43 @@ const SEED: Seed = Seed(20_24);
 impl GoldenCase {
     /// `initial` has the declared initial values; `spread` has larger ones, no bias of 0 and no norm weight of 1, so that
     /// every path of the gradient counts.
-    pub(crate) fn all() -> [GoldenCase; 2] {
-        ["initial", "spread"].map(|name| {
-            let output = Output::Tied;
-            let config =
-                GptConfig { layers: 2, dim: 32, heads: 4, ffn_dim: 96, vocab: 41, vocab_rows: 48, seq_len: 20, output };
-            let (len, vocab) = (17, config.vocab);
-            let plan = GptPlan::new(config).expect("sizes that obey the rules");
-            let values = plan.params().iter().map(|p| (p.spec.name.clone(), draw(p, name))).collect();
-            let ids = |stream: u32| {
-                let id = |i: u32| (philox_4x32_10([i, stream, 0, 0], [SEED.0 as u32, 0])[0] as usize % vocab) as i32;
-                (0..3 * len as u32).map(id).collect::<Vec<i32>>()
-            };
-            let (tokens, mut targets) = (ids(1), ids(2));
-            targets[20] = device::ops::IGNORE;
-            GoldenCase { name, plan, values, tokens, targets, len }
-        })
+    pub(crate) fn all() -> [GoldenCase; 4] {
+        [
+            GoldenCase::new("gpt2_initial", gpt2()),
+            GoldenCase::new("gpt2_spread", gpt2()),
+            GoldenCase::new("llama_initial", llama()),
+            GoldenCase::new("llama_spread", llama()),
+        ]
     }
+
+    fn new(name: &'static str, config: GptConfig) -> GoldenCase {
+        let (len, vocab) = (17, config.vocab);
+        let plan = GptPlan::new(config).expect("sizes that obey the rules");
+        let values = plan.params().iter().map(|p| (p.spec.name.clone(), draw(p, name))).collect();
+        let ids = |stream: u32| {
+            let id = |i: u32| (philox_4x32_10([i, stream, 0, 0], [SEED.0 as u32, 0])[0] as usize % vocab) as i32;
+            (0..3 * len as u32).map(id).collect::<Vec<i32>>()
+        };
+        let (tokens, mut targets) = (ids(1), ids(2));
+        targets[20] = device::ops::IGNORE;
+        GoldenCase { name, plan, values, tokens, targets, len }
+    }
+}
+
+fn gpt2() -> GptConfig {
+    let (arch, output) = (Arch::Gpt2, Output::Tied);
+    GptConfig { arch, layers: 2, dim: 32, heads: 4, ffn_dim: 96, vocab: 41, vocab_rows: 48, seq_len: 20, output }
+}
+
+/// Grouped-query, and an output table of its own.
+fn llama() -> GptConfig {
+    let arch = Arch::Llama(LlamaConfig { kv_heads: 2, rope_base: 500 });
+    GptConfig { arch, ffn_dim: 88, output: Output::Own, ..gpt2() }
 }
 
 fn draw(p: &model::ModelParam, case: &str) -> Vec<f32> {
     let mut values = vec![0.0; p.numel()];
-    if case == "initial" {
+    if case.ends_with("initial") {
         p.spec.init_stream(SEED).fill(0, &mut values);
         return values;
     }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use device::{Fresh, Machine, Options};
-use model::{GptConfig, GptPlan, Output};
+use model::{Arch, GptConfig, GptPlan, LlamaConfig, Output, RecomputeLayers};
 
 use crate::{
     reference::{Reference, Values, differences},
-    rig::{Case, Layout, Results, exact, ids, tiny, values},
+    rig::{Case, Layout, Results, exact, ids, tiny, tiny_llama, values},
 };
 
 /// A worker and memory that holds NaN until it is written.
@@ -43,7 +43,13 @@ fn against_reference(config: GptConfig, sequences: usize, len: usize, layout: La
     let what = format!("{config:?}, {sequences} x {len}, {layout:?}");
     let values = values(&GptPlan::new(config.clone()).unwrap(), 5);
     let microbatches = [batch(&config, sequences, len, 1)];
-    let case = Case { config: config.clone(), values: &values, microbatches: &microbatches, len };
+    let case = Case {
+        config: config.clone(),
+        values: &values,
+        microbatches: &microbatches,
+        len,
+        recompute: RecomputeLayers::None,
+    };
     let (losses, gradients) = case.run(&poisoned(), layout);
     let ([(tokens, targets)], exact) = (&microbatches, exact(&values));
     assert_loss(losses[0], Reference { config: &config, values: &exact }.loss(tokens, targets, len), &what);
@@ -72,15 +78,39 @@ fn an_output_table_of_its_own_agrees_too() {
 }
 
 #[test]
+fn llama_agrees_with_finite_differences_of_an_f64_model() {
+    against_reference(tiny_llama(), 2, 7, Layout::Main);
+}
+
+#[test]
+fn llama_with_one_key_head_a_tied_and_padded_table_and_short_sequences_agrees_too() {
+    let arch = Arch::Llama(LlamaConfig { kv_heads: 1, rope_base: 10_000 });
+    let (layers, output) = (1, Output::Tied);
+    against_reference(GptConfig { arch, layers, heads: 2, output, vocab_rows: 11, ..tiny_llama() }, 3, 5, Layout::Main);
+}
+
+#[test]
+fn llama_with_a_key_head_for_each_head_and_one_token_agrees_too() {
+    let arch = Arch::Llama(LlamaConfig { kv_heads: 3, rope_base: 10_000 });
+    against_reference(GptConfig { arch, layers: 1, dim: 6, heads: 3, ffn_dim: 1, ..tiny_llama() }, 1, 1, Layout::Main);
+}
+
+#[test]
 fn gradients_agree_wherever_the_weights_put_them() {
     for layout in [Layout::Scratch, Layout::Mixed] {
         against_reference(GptConfig { vocab_rows: 11, layers: 1, ..tiny() }, 2, 5, layout);
+        against_reference(GptConfig { vocab_rows: 11, layers: 1, ..tiny_llama() }, 2, 5, layout);
     }
 }
 
 #[test]
 fn two_microbatches_accumulate_to_the_gradient_of_the_joint_batch() {
-    let config = GptConfig { vocab_rows: 10, ..tiny() };
+    for config in [tiny(), GptConfig { layers: 1, ..tiny_llama() }] {
+        accumulates_to_the_joint_batch(GptConfig { vocab_rows: 10, ..config });
+    }
+}
+
+fn accumulates_to_the_joint_batch(config: GptConfig) {
     let values = values(&GptPlan::new(config.clone()).unwrap(), 6);
     let exact = exact(&values);
     let (first, second) = (batch(&config, 2, 7, 3), batch(&config, 2, 7, 4));
@@ -88,7 +118,13 @@ fn two_microbatches_accumulate_to_the_gradient_of_the_joint_batch() {
     let want = differences(&config, &exact, &joint.0, &joint.1, 7);
     for layout in [Layout::Main, Layout::Scratch, Layout::Mixed] {
         let microbatches = [first.clone(), second.clone()];
-        let case = Case { config: config.clone(), values: &values, microbatches: &microbatches, len: 7 };
+        let case = Case {
+            config: config.clone(),
+            values: &values,
+            microbatches: &microbatches,
+            len: 7,
+            recompute: RecomputeLayers::None,
+        };
         let (losses, gradients): Results = case.run(&poisoned(), layout);
         let what = format!("{layout:?}");
         for (loss, (tokens, targets)) in losses.iter().zip(&microbatches) {
@@ -100,12 +136,29 @@ fn two_microbatches_accumulate_to_the_gradient_of_the_joint_batch() {
 
 #[test]
 fn rows_past_the_vocabulary_have_no_gradient() {
-    let config = GptConfig { vocab_rows: 13, ..tiny() };
+    let own = GptConfig { layers: 1, vocab_rows: 13, ..tiny_llama() };
+    for (config, tables) in [
+        (GptConfig { vocab_rows: 13, ..tiny() }, &["wte"][..]),
+        (own, &["model.embed_tokens.weight", "lm_head.weight"]),
+    ] {
+        rest_has_no_gradient(config, tables);
+    }
+}
+
+fn rest_has_no_gradient(config: GptConfig, tables: &[&str]) {
     let values = values(&GptPlan::new(config.clone()).unwrap(), 8);
     let microbatches = [batch(&config, 2, 7, 3), batch(&config, 2, 7, 4)];
-    let case = Case { config: config.clone(), values: &values, microbatches: &microbatches, len: 7 };
+    let case = Case {
+        config: config.clone(),
+        values: &values,
+        microbatches: &microbatches,
+        len: 7,
+        recompute: RecomputeLayers::None,
+    };
     let (_, gradients) = case.run(&poisoned(), Layout::Main);
-    let (valid, rest) = gradients["wte"].split_at(config.vocab * config.dim);
-    assert!(rest.iter().all(|g| *g == 0.0), "{rest:?}");
-    assert!(valid.chunks(config.dim).all(|row| row.iter().any(|g| *g != 0.0)));
+    for table in tables {
+        let (valid, rest) = gradients[*table].split_at(config.vocab * config.dim);
+        assert!(rest.iter().all(|g| *g == 0.0), "{table}: {rest:?}");
+        assert!(valid.chunks(config.dim).all(|row| row.iter().any(|g| *g != 0.0)), "{table}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::{GptConfig, Output};
+use model::{Arch, GptConfig, LlamaConfig, Output};
 
 /// Values by parameter name.
 pub(crate) type Values = BTreeMap<String, Vec<f64>>;
@@ -28,62 +28,104 @@ impl Reference<'_> {
 
     /// Logits after each token of one sequence.
     pub(crate) fn logits(&self, tokens: &[i32]) -> Vec<Vec<f64>> {
-        let dim = self.config.dim;
-        let row = |name: &str, at: usize| &self.values[name][at * dim..(at + 1) * dim];
-        let mut x: Vec<Vec<f64>> =
-            tokens.iter().enumerate().map(|(t, id)| add(row("wte", *id as usize), row("wpe", t))).collect();
+        let (wte, table, last) = match self.config.arch {
+            Arch::Gpt2 => ("wte", "wte", "ln_f"),
+            Arch::Llama(_) => ("model.embed_tokens.weight", "model.embed_tokens.weight", "model.norm"),
+        };
+        let table = if self.config.output == Output::Own { "lm_head.weight" } else { table };
+        let mut x: Vec<Vec<f64>> = tokens.iter().map(|id| self.row(wte, *id as usize).to_vec()).collect();
+        if self.config.arch == Arch::Gpt2 {
+            x = x.iter().enumerate().map(|(t, x)| add(x, self.row("wpe", t))).collect();
+        }
         for layer in 0..self.config.layers {
-            let name = |part: &str| format!("h.{layer}.{part}");
-            let qkv: Vec<_> =
-                x.iter().map(|x| self.linear(&name("attn.c_attn"), &self.norm(&name("ln_1"), x))).collect();
-            for (t, attended) in self.attend(&qkv).iter().enumerate() {
-                x[t] = add(&x[t], &self.linear(&name("attn.c_proj"), attended));
-            }
-            for x in &mut x {
-                let hidden = self.linear(&name("mlp.c_fc"), &self.norm(&name("ln_2"), x));
-                let active: Vec<f64> = hidden.into_iter().map(gelu).collect();
-                *x = add(x, &self.linear(&name("mlp.c_proj"), &active));
+            match self.config.arch {
+                Arch::Gpt2 => self.gpt2_block(&format!("h.{layer}"), &mut x),
+                Arch::Llama(llama) => self.llama_block(llama, &format!("model.layers.{layer}"), &mut x),
             }
         }
-        let table = match self.config.output {
-            Output::Tied => "wte",
-            Output::Own => "lm_head.weight",
-        };
         let logits = |x: &Vec<f64>| {
-            let y = self.norm("ln_f", x);
-            (0..self.config.vocab).map(|id| dot(row(table, id), &y)).collect()
+            let y = self.norm(last, x);
+            (0..self.config.vocab).map(|id| dot(self.row(table, id), &y)).collect()
         };
         x.iter().map(logits).collect()
     }
 
+    fn row(&self, table: &str, at: usize) -> &[f64] {
+        let dim = self.config.dim;
+        &self.values[table][at * dim..(at + 1) * dim]
+    }
+
+    fn gpt2_block(&self, name: &str, x: &mut [Vec<f64>]) {
+        let (dim, name) = (self.config.dim, |part: &str| format!("{name}.{part}"));
+        let qkv: Vec<_> = x.iter().map(|x| self.linear(&name("attn.c_attn"), &self.norm(&name("ln_1"), x))).collect();
+        let part = |at: usize| qkv.iter().map(|row| row[at * dim..(at + 1) * dim].to_vec()).collect();
+        for (x, attended) in x.iter_mut().zip(self.attend(&[part(0), part(1), part(2)])) {
+            *x = add(x, &self.linear(&name("attn.c_proj"), &attended));
+            let hidden = self.linear(&name("mlp.c_fc"), &self.norm(&name("ln_2"), x));
+            let active: Vec<f64> = hidden.into_iter().map(gelu).collect();
+            *x = add(x, &self.linear(&name("mlp.c_proj"), &active));
+        }
+    }
+
+    fn llama_block(&self, llama: LlamaConfig, name: &str, x: &mut [Vec<f64>]) {
+        let name = |part: &str| format!("{name}.{part}");
+        let normed: Vec<_> = x.iter().map(|x| self.norm(&name("input_layernorm"), x)).collect();
+        let part = |part: &str| -> Vec<_> { normed.iter().map(|x| self.linear(&name(part), x)).collect() };
+        let turned = |rows: Vec<Vec<f64>>| rows.iter().enumerate().map(|(t, row)| self.turned(llama, t, row)).collect();
+        let (q, k) = (turned(part("self_attn.q_proj")), turned(part("self_attn.k_proj")));
+        for (x, attended) in x.iter_mut().zip(self.attend(&[q, k, part("self_attn.v_proj")])) {
+            *x = add(x, &self.linear(&name("self_attn.o_proj"), &attended));
+            let y = self.norm(&name("post_attention_layernorm"), x);
+            let (gate, up) = (self.linear(&name("mlp.gate_proj"), &y), self.linear(&name("mlp.up_proj"), &y));
+            let active: Vec<f64> = gate.iter().zip(&up).map(|(z, up)| z / (1.0 + (-z).exp()) * up).collect();
+            *x = add(x, &self.linear(&name("mlp.down_proj"), &active));
+        }
+    }
+
+    /// Each pair of columns (i, i + half) of each head as a complex number, times e^(angle · sqrt(−1)).
+    fn turned(&self, llama: LlamaConfig, t: usize, row: &[f64]) -> Vec<f64> {
+        let width = self.config.head_dim();
+        let at = |c: usize| {
+            let (head, i) = (c / width * width, c % width % (width / 2));
+            let angle = t as f64 / (llama.rope_base as f64).powf(2.0 * i as f64 / width as f64);
+            let (re, im) = (row[head + i], row[head + i + width / 2]);
+            let first = c % width < width / 2;
+            if first { re * angle.cos() - im * angle.sin() } else { re * angle.sin() + im * angle.cos() }
+        };
+        (0..row.len()).map(at).collect()
+    }
+
+    /// Layer norm where there is a bias, else RMS norm.
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let n = x.len() as f64;
-        let mean = x.iter().sum::<f64>() / n;
+        let bias = self.values.get(&format!("{name}.bias"));
+        let mean = if bias.is_some() { x.iter().sum::<f64>() / n } else { 0.0 };
         let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
-        let (weight, bias) = (&self.values[&format!("{name}.weight")], &self.values[&format!("{name}.bias")]);
-        let scaled = |(i, v): (usize, &f64)| (v - mean) / (variance + 1e-5).sqrt() * weight[i] + bias[i];
-        x.iter().enumerate().map(scaled).collect()
+        let weight = &self.values[&format!("{name}.weight")];
+        let scaled = x.iter().zip(weight).map(|(v, w)| (v - mean) / (variance + 1e-5).sqrt() * w).collect::<Vec<_>>();
+        bias.map_or(scaled.clone(), |bias| add(&scaled, bias))
     }
 
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        let (weight, bias) = (&self.values[&format!("{name}.weight")], &self.values[&format!("{name}.bias")]);
-        weight.chunks(x.len()).zip(bias).map(|(row, b)| dot(row, x) + b).collect()
+        let products: Vec<f64> =
+            self.values[&format!("{name}.weight")].chunks(x.len()).map(|row| dot(row, x)).collect();
+        self.values.get(&format!("{name}.bias")).map_or(products.clone(), |bias| add(&products, bias))
     }
 
-    /// Each row of `qkv` is query, key and value of one token, heads side by side.
-    fn attend(&self, qkv: &[Vec<f64>]) -> Vec<Vec<f64>> {
-        let (dim, width) = (self.config.dim, self.config.dim / self.config.heads);
-        let part = |t: usize, part: usize, head: usize| &qkv[t][part * dim + head * width..][..width];
-        let mut out = vec![vec![0.0; dim]; qkv.len()];
+    /// Queries, keys and values by token, heads side by side.
+    fn attend(&self, [q, k, v]: &[Vec<Vec<f64>>; 3]) -> Vec<Vec<f64>> {
+        let (width, group) = (self.config.head_dim(), self.config.heads / self.config.kv_heads());
+        let mut out = vec![vec![0.0; self.config.dim]; q.len()];
         for (t, out) in out.iter_mut().enumerate() {
             for head in 0..self.config.heads {
-                let scale = 1.0 / (width as f64).sqrt();
-                let scores: Vec<f64> = (0..=t).map(|s| dot(part(t, 0, head), part(s, 1, head)) * scale).collect();
+                let (scale, kv) = (1.0 / (width as f64).sqrt(), head / group * width..(head / group + 1) * width);
+                let q = &q[t][head * width..][..width];
+                let scores: Vec<f64> = (0..=t).map(|s| dot(q, &k[s][kv.clone()]) * scale).collect();
                 let top = scores.iter().copied().fold(f64::MIN, f64::max);
                 let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
                 for (s, score) in scores.iter().enumerate() {
                     let p = (score - top).exp() / total;
-                    for (o, v) in out[head * width..].iter_mut().zip(part(s, 2, head)) {
+                    for (o, v) in out[head * width..].iter_mut().zip(&v[s][kv.clone()]) {
                         *o += p * v;
                     }
                 }

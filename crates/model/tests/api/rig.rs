@@ -9,21 +9,33 @@ use device::{
     DType, Device, Frame, FramePlan, Machine, MemoryKind, Stream, View,
     ops::{BiasGrad, Factor},
 };
-use model::{Gpt, GptConfig, GptPlan, Microbatch, ModelError, Output};
+use model::{Arch, Gpt, GptConfig, GptPlan, LlamaConfig, Microbatch, ModelError, Output, RecomputeLayers};
 use pgroups::{GradOut, Init, InitStream, Param, Pass, PgError, Seed, Turn, Weights, Whole};
 
 use crate::reference::Values;
 
 /// Sizes that fit nothing evenly.
 pub(crate) fn tiny() -> GptConfig {
-    let output = Output::Tied;
-    GptConfig { layers: 2, dim: 6, heads: 2, ffn_dim: 10, vocab: 9, vocab_rows: 9, seq_len: 7, output }
+    let (arch, output) = (Arch::Gpt2, Output::Tied);
+    GptConfig { arch, layers: 2, dim: 6, heads: 2, ffn_dim: 10, vocab: 9, vocab_rows: 9, seq_len: 7, output }
 }
 
 /// Sizes that kernels cut into several tiles.
 pub(crate) fn cut() -> GptConfig {
-    let output = Output::Tied;
-    GptConfig { layers: 2, dim: 96, heads: 3, ffn_dim: 384, vocab: 257, vocab_rows: 260, seq_len: 129, output }
+    let (arch, output) = (Arch::Gpt2, Output::Tied);
+    GptConfig { arch, layers: 2, dim: 96, heads: 3, ffn_dim: 384, vocab: 257, vocab_rows: 260, seq_len: 129, output }
+}
+
+/// Two key heads for four query heads, two pairs of columns each.
+pub(crate) fn tiny_llama() -> GptConfig {
+    let arch = Arch::Llama(LlamaConfig { kv_heads: 2, rope_base: 50 });
+    let output = Output::Own;
+    GptConfig { arch, layers: 2, dim: 16, heads: 4, ffn_dim: 11, vocab: 9, vocab_rows: 9, seq_len: 7, output }
+}
+
+pub(crate) fn cut_llama() -> GptConfig {
+    let arch = Arch::Llama(LlamaConfig { kv_heads: 2, rope_base: LlamaConfig::ROPE_BASE });
+    GptConfig { arch, heads: 6, ffn_dim: LlamaConfig::usual_ffn_dim(96), output: Output::Own, ..cut() }
 }
 
 /// Values far enough from the initial ones that every path of the gradient counts: no bias is 0, no norm weight 1.
@@ -58,7 +70,7 @@ pub(crate) enum Layout {
     Main,
     /// A fresh buffer each time, added to the main gradient by `grad_done`, as sharded layouts do.
     Scratch,
-    /// Biases to scratch, all else to the main gradient.
+    /// Biases, or norms where there are none, to scratch, all else to the main gradient.
     Mixed,
 }
 
@@ -70,11 +82,20 @@ pub(crate) struct Rig {
     pub(crate) params: Vec<Param>,
     pub(crate) loss: View,
     /// 0 in the first microbatch, then 1.
-    keep: View,
+    pub(crate) keep: View,
 }
 
 impl Rig {
     pub(crate) fn new(machine: &Machine, config: GptConfig, values: Option<&BTreeMap<String, Vec<f32>>>) -> Rig {
+        Rig::recomputing(machine, config, values, &RecomputeLayers::None)
+    }
+
+    pub(crate) fn recomputing(
+        machine: &Machine,
+        config: GptConfig,
+        values: Option<&BTreeMap<String, Vec<f32>>>,
+        layers: &RecomputeLayers,
+    ) -> Rig {
         let plan = GptPlan::new(config).unwrap();
         let device = machine.device(0).unwrap();
         let stream = device.stream("compute").unwrap();
@@ -89,7 +110,7 @@ impl Rig {
             Param::new(&name, &value, &grad).unwrap()
         };
         let params: Vec<Param> = plan.params().iter().map(make).collect();
-        let gpt = plan.build(&params).unwrap();
+        let gpt = plan.build_with(&params, layers).unwrap();
         let scalar = |label| alloc(label, &[], MemoryKind::Other);
         let (loss, keep) = (scalar("loss"), scalar("keep"));
         Rig { plan, gpt, device, stream, params, loss, keep }
@@ -148,6 +169,7 @@ pub(crate) struct Case<'a> {
     /// Tokens and targets of each microbatch.
     pub(crate) microbatches: &'a [(Vec<i32>, Vec<i32>)],
     pub(crate) len: usize,
+    pub(crate) recompute: RecomputeLayers,
 }
 
 pub(crate) type Results = (Vec<f32>, BTreeMap<String, Vec<f32>>);
@@ -159,7 +181,7 @@ impl Case<'_> {
     }
 
     pub(crate) fn run_in(&self, machine: &Machine, layout: Layout, plan: Option<&Arc<FramePlan>>) -> Results {
-        let rig = Rig::new(machine, self.config.clone(), Some(self.values));
+        let rig = Rig::recomputing(machine, self.config.clone(), Some(self.values), &self.recompute);
         let mut frame = match plan {
             Some(plan) => Frame::planned(&rig.stream, plan).unwrap(),
             None => Frame::unplanned(&rig.stream, "frame"),
@@ -179,7 +201,7 @@ impl Case<'_> {
     /// The plan that a dry pass over one microbatch gives.
     pub(crate) fn plan(&self) -> Arc<FramePlan> {
         let machine = Machine::dry();
-        let rig = Rig::new(&machine, self.config.clone(), None);
+        let rig = Rig::recomputing(&machine, self.config.clone(), None, &self.recompute);
         let mut frame = Frame::recording(&rig.stream, "frame");
         let (tokens, targets) = &self.microbatches[0];
         let (tokens, targets) = (rig.ids("tokens", tokens, self.len), rig.ids("targets", targets, self.len));
@@ -217,7 +239,7 @@ impl Books<'_> {
         match self.layout {
             Layout::Main => false,
             Layout::Scratch => true,
-            Layout::Mixed => p.name().ends_with(".bias"),
+            Layout::Mixed => p.name().ends_with(".bias") || p.name().contains("norm"),
         }
     }
 }

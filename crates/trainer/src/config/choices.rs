@@ -33,9 +33,9 @@ macro_rules! choices {
 choices! {
     /// Which model.
     Arch {
-        /// Learned positions, LayerNorm, GELU, tied embedding.
+        /// Learned positions, LayerNorm, GELU; the embedding is the output layer unless `tied = false`.
         Gpt2 = "gpt2",
-        /// Rotary positions, RMSNorm, SwiGLU, grouped-query attention, untied.
+        /// Rotary positions, RMSNorm, SwiGLU, grouped-query attention, an output layer of its own unless `tied = true`.
         Llama = "llama",
     }
 
@@ -63,6 +63,8 @@ choices! {
         Linear = "linear",
         /// In half a cosine wave to `min_lr` at the last step.
         Cosine = "cosine",
+        /// It stays, then goes in a straight line to `min_lr` over the last `decay_steps` (warm-up, stable, decay).
+        Wsd = "wsd",
     }
 
     /// When updated parameters are gathered.

@@ -161,6 +161,11 @@ impl Section {
     }
 
     /// A whole number of 32 bits.
+    /// As many workers as a machine can have.
+    pub(crate) fn threads(&mut self, key: &'static str) -> Option<u32> {
+        self.whole_within(key, 1, 1024).and_then(|n| u32::try_from(n).ok())
+    }
+
     pub(crate) fn small(&mut self, key: &'static str, low: u32) -> Option<u32> {
         self.whole_within(key, low.into(), u32::MAX.into()).and_then(|n| u32::try_from(n).ok())
     }

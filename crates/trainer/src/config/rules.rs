@@ -8,6 +8,7 @@ use super::{
     nearest::{divisors, nearest_divisors, nearest_multiples},
     reader::{Need, Reader, Section},
 };
+use data::Part;
 use pgroups::Order;
 use std::path::Path;
 
@@ -23,7 +24,7 @@ pub(crate) fn read(reader: &mut Reader, base: &Path) -> Config {
     let model = reader.section("model", |s| read_model(s, vocab));
     let layout = reader.section("layout", read_layout);
     let train = reader.section("train", |s| read_train(s, layout.data_ranks()));
-    let optimizer = reader.section("optimizer", read_optimizer);
+    let optimizer = reader.section("optimizer", |s| read_optimizer(s, train.steps));
     let ddp = reader.section("ddp", |s| read_ddp(s, layout.dp, optimizer.distributed));
     let precision = reader.section("precision", read_precision);
     let device = reader.section("device", read_device);
@@ -65,12 +66,15 @@ fn read_model(s: &mut Section, vocab: usize) -> ModelConfig {
     let dim = s.required("dim", dim, need);
     let heads = s.size("heads", 1).unwrap_or_else(|| usual_heads(dim));
     let kv_heads = s.size("kv_heads", 1).unwrap_or(heads);
-    let ffn_dim = s.size("ffn_dim", 1).unwrap_or(4 * dim);
+    let ffn_dim = s.size("ffn_dim", 1).unwrap_or_else(|| match arch {
+        Arch::Gpt2 => 4 * dim,
+        Arch::Llama => model::LlamaConfig::usual_ffn_dim(dim),
+    });
     let vocab = s.size("vocab", 1).unwrap_or(vocab);
     let seq_len = s.size("seq_len", 1);
     let need = Need { meaning: "tokens per sequence", example: "128", meanwhile: 1 };
     let seq_len = s.required("seq_len", seq_len, need);
-    let tied = s.flag("tied").unwrap_or(true);
+    let tied = s.flag("tied").unwrap_or(arch == Arch::Gpt2);
     ModelConfig { arch, layers, dim, heads, kv_heads, ffn_dim, vocab, seq_len, tied }
 }
 
@@ -110,11 +114,12 @@ fn read_train(s: &mut Section, data_ranks: u64) -> TrainConfig {
         seed: s.whole("seed", 0).unwrap_or(0),
         recompute: s.choice("recompute").unwrap_or(Recompute::None),
         eval_interval: s.whole("eval_interval", 0).unwrap_or(0),
+        eval_samples: s.whole("eval_samples", 0).unwrap_or(0),
         loss_normalization: s.choice("loss_normalization").unwrap_or(LossNormalization::Mean),
     }
 }
 
-fn read_optimizer(s: &mut Section) -> OptimizerConfig {
+fn read_optimizer(s: &mut Section, steps: u64) -> OptimizerConfig {
     let lr = s.number("lr", Range::Above(0.0), 3e-4).unwrap_or(3e-4);
     let schedule = s.choice("schedule").unwrap_or(ScheduleKind::Cosine);
     let min_lr = s.number("min_lr", Range::AtLeast(0.0), lr / 10.0);
@@ -123,6 +128,7 @@ fn read_optimizer(s: &mut Section) -> OptimizerConfig {
         min_lr: min_lr.or((schedule != ScheduleKind::Constant).then_some(lr / 10.0)),
         warmup_steps: s.whole("warmup_steps", 0).unwrap_or(0),
         schedule,
+        decay_steps: s.whole("decay_steps", 0).or((schedule == ScheduleKind::Wsd).then_some(steps.div_ceil(5))),
         weight_decay: s.number("weight_decay", Range::AtLeast(0.0), 0.1).unwrap_or(0.1),
         beta1: s.number("beta1", Range::Below(0.0, 1.0), 0.9).unwrap_or(0.9),
         beta2: s.number("beta2", Range::Below(0.0, 1.0), 0.95).unwrap_or(0.95),
@@ -159,7 +165,7 @@ fn read_precision(s: &mut Section) -> PrecisionConfig {
 fn read_device(s: &mut Section) -> DeviceConfig {
     DeviceConfig {
         kind: s.choice("kind").unwrap_or(DeviceKind::Cpu),
-        threads: s.small("threads", 1),
+        threads: s.threads("threads"),
         seed: s.whole("seed", 0).unwrap_or(0),
         timeout_seconds: s.number("timeout_seconds", Range::Above(0.0), 60.0).unwrap_or(60.0),
     }
@@ -170,6 +176,7 @@ fn read_log(s: &mut Section) -> LogConfig {
         interval: s.whole("interval", 1).unwrap_or(10),
         progress: s.choice("progress").unwrap_or(ProgressKind::Auto),
         sample_tokens: s.size("sample_tokens", 0).unwrap_or(200),
+        tensorboard: s.flag("tensorboard").unwrap_or(true),
     }
 }
 
@@ -180,7 +187,16 @@ pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
     found.extend(vocab_holds_tokens(config));
     found.extend(batch_divides(config));
     found.extend(config.layout.plan().err().iter().flat_map(|error| violations(&config.layout, error)));
-    let OptimizerConfig { lr, min_lr, schedule, distributed, .. } = config.optimizer;
+    found.extend(eval_has_text(config));
+    let OptimizerConfig { lr, min_lr, schedule, decay_steps, distributed, .. } = config.optimizer;
+    if let Some(steps) = decay_steps.filter(|_| schedule != ScheduleKind::Wsd) {
+        let kind = |kind: ScheduleKind| Setting::text("optimizer.schedule", kind.to_string());
+        found.push(Violation {
+            settings: vec![Setting::new("optimizer.decay_steps", steps), kind(schedule)],
+            rule: no_effect(NoEffect::DecaySteps),
+            nearest: vec![Setting::absent("optimizer.decay_steps"), kind(ScheduleKind::Wsd)],
+        });
+    }
     if let Some(min_lr) = min_lr {
         let settings = vec![number("optimizer.min_lr", min_lr), number("optimizer.lr", lr)];
         if schedule == ScheduleKind::Constant {
@@ -242,6 +258,27 @@ fn vocab_holds_tokens(config: &Config) -> Option<Violation> {
     })
 }
 
+/// An evaluation needs a part of the text that is not trained on, and samples of an evaluation that there is.
+fn eval_has_text(config: &Config) -> Option<Violation> {
+    let TrainConfig { eval_interval, eval_samples, .. } = config.train;
+    let interval = |steps: u64| Setting::new("train.eval_interval", steps);
+    if eval_interval == 0 {
+        let samples = Setting::new("train.eval_samples", eval_samples);
+        return (eval_samples > 0).then(|| Violation {
+            settings: vec![samples, interval(0)],
+            rule: no_effect(NoEffect::NeverEvaluated),
+            nearest: vec![Setting::new("train.eval_samples", 0), interval(10)],
+        });
+    }
+    // Of a thousand tokens' weights: a part of weight 0 has none of them, whatever the text.
+    let empty = config.data.split.range(Part::Eval, usize::MAX >> 11).is_empty();
+    empty.then(|| Violation {
+        settings: vec![interval(eval_interval), Setting::text("data.split", config.data.split.to_string())],
+        rule: Rule::EvalSplit,
+        nearest: vec![Setting::text("data.split", "0.95,0.05"), interval(0)],
+    })
+}
+
 fn batch_divides(config: &Config) -> Option<Violation> {
     let TrainConfig { global_batch, micro_batch, .. } = config.train;
     let data_ranks = config.layout.data_ranks();
@@ -273,7 +310,7 @@ fn batch_divides(config: &Config) -> Option<Violation> {
 /// What this version cannot do: refused, so that no setting is silently without effect. A line goes when its feature
 /// comes.
 pub(crate) fn not_yet(config: &Config) -> Vec<Violation> {
-    let Config { model, layout, train, optimizer, ddp, precision, .. } = config;
+    let Config { layout, optimizer, ddp, precision, .. } = config;
     let mut found = Vec::new();
     let mut refuse = |asked: bool, setting: Setting, what: NotYet, instead: Setting| {
         if asked {
@@ -282,23 +319,11 @@ pub(crate) fn not_yet(config: &Config) -> Vec<Violation> {
     };
     let text = |key: &str, choice: &dyn ToString| Setting::text(key, choice.to_string());
 
-    let arch = |arch: Arch| text("model.arch", &arch);
-    refuse(model.arch == Arch::Llama, arch(model.arch), NotYet::Llama, arch(Arch::Gpt2));
-    let tied = |tied: bool| Setting::new("model.tied", tied);
-    refuse(model.arch == Arch::Gpt2 && !model.tied, tied(false), NotYet::Untied, tied(true));
     let LayoutConfig { tp, gtp, cp, ep, pp, .. } = *layout;
     for (axis, ranks) in [("tp", tp), ("gtp", gtp), ("cp", cp), ("ep", ep), ("pp", pp)] {
         let size = |ranks: u32| Setting::new(format!("layout.{axis}"), ranks);
         refuse(ranks > 1, size(ranks), NotYet::Axis, size(1));
     }
-    let recompute = |recompute: Recompute| text("train.recompute", &recompute);
-    let asked = train.recompute != Recompute::None;
-    refuse(asked, recompute(train.recompute), NotYet::Recompute, recompute(Recompute::None));
-    let eval = |interval: u64| Setting::new("train.eval_interval", interval);
-    refuse(train.eval_interval > 0, eval(train.eval_interval), NotYet::Evaluation, eval(0));
-    let norm = |norm: LossNormalization| text("train.loss_normalization", &norm);
-    let asked = train.loss_normalization == LossNormalization::Token;
-    refuse(asked, norm(train.loss_normalization), NotYet::TokenNormalization, norm(LossNormalization::Mean));
     let distributed = |on: bool| Setting::new("optimizer.distributed", on);
     refuse(optimizer.distributed, distributed(true), NotYet::DistributedOptimizer, distributed(false));
     let overlap = |on: bool| Setting::new("ddp.overlap_grad_reduce", on);

@@ -167,6 +167,9 @@ pub enum Rule {
     /// A final learning rate above the peak.
     #[error("min_lr must not be above lr: the schedule goes down to it")]
     MinLrBelowLr,
+    /// An evaluation of text that there is none of.
+    #[error("evaluation reads the second part of split, and its weight is 0")]
+    EvalSplit,
     /// A setting that would have no effect.
     #[error("would have no effect: {because}")]
     NoEffect {
@@ -206,6 +209,12 @@ pub enum NoEffect {
     /// A final value of a schedule that stays.
     #[error("the constant schedule stays at lr after warm-up")]
     ConstantSchedule,
+    /// Steps of a decay that the schedule does not have.
+    #[error("only the wsd schedule has a decay of its own length")]
+    DecaySteps,
+    /// Samples of an evaluation that never comes.
+    #[error("an eval_interval of 0 means that there is no evaluation")]
+    NeverEvaluated,
     /// Gathered parameters without a distributed optimizer.
     #[error("parameters are gathered only if optimizer.distributed = true, else every rank updates all of them")]
     NothingGathered,
@@ -215,24 +224,9 @@ pub enum NoEffect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotYet {
-    /// The llama architecture.
-    #[error("the llama blocks are still to be written; gpt2 is supported")]
-    Llama,
-    /// An output layer of its own.
-    #[error("gpt2 uses its embedding as the output layer, too; an untied one comes with llama")]
-    Untied,
     /// A parallel axis.
     #[error("this run spreads over dp only; the other axes can be planned with `trainer groups`")]
     Axis,
-    /// Recompute.
-    #[error("activations are kept from forward to backward")]
-    Recompute,
-    /// Evaluation.
-    #[error("there is no evaluation during training; 0 means never")]
-    Evaluation,
-    /// Normalisation by token.
-    #[error("gradients are divided by microbatches and data ranks; with windows of equal length that is the same mean")]
-    TokenNormalization,
     /// The distributed optimizer.
     #[error("every rank keeps the whole optimizer state")]
     DistributedOptimizer,

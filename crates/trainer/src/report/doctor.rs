@@ -1,6 +1,9 @@
 //! What this machine and this build have, and what is missing.
 
-use crate::config::DeviceKind;
+use crate::{
+    config::{Config, DeviceKind},
+    train::{Placement, RunPlan},
+};
 use std::{
     env::consts,
     fmt, fs,
@@ -27,31 +30,26 @@ pub struct Doctor {
 impl Doctor {
     /// Looks.
     pub fn inspect() -> Doctor {
-        let found = |what, state: String| Finding { what, state: Ok(state) };
-        let missing = |what, means: &str| Finding { what, state: Err(means.to_owned()) };
         let mut findings = vec![found("machine", format!("{} on {}", consts::OS, consts::ARCH))];
-        findings.push(match thread::available_parallelism() {
-            Ok(cores) => found("cores", format!("{cores} for this process; [device] threads defaults to that")),
-            Err(_) => missing("cores", "the system does not tell; set [device] threads"),
+        findings.push(match cores() {
+            Some(cores) => found("cores", format!("{cores} for this process; [device] threads defaults to that")),
+            None => missing("cores", "the system does not tell; set [device] threads"),
         });
-        let memory = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_memory(&text));
-        findings.push(match memory {
+        findings.push(match memory() {
             Some(MemoryKib { total, available }) => {
                 found("memory", format!("{:.1} GiB free of {:.1} GiB", gib(available), gib(total)))
             }
             None => missing("memory", "the system does not tell; `trainer plan` says what a run needs"),
         });
+        findings.extend(container_limit());
+        findings.extend(process_limits());
         findings.push(vector_units());
         findings.push(if cfg!(debug_assertions) {
             missing("optimised build", "this one is for debugging and slow; use cargo run --release")
         } else {
             found("optimised build", "yes".to_owned())
         });
-        let drivers = [DeviceKind::Cpu, DeviceKind::Sim, DeviceKind::Dry].map(|kind| kind.to_string()).join(", ");
-        findings.push(found("drivers", drivers));
-        findings.push(missing("cuda driver", "this version has none; runs are on the CPU"));
-        findings.push(found("transport", "local: ranks are threads of this process".to_owned()));
-        findings.push(missing("nccl and mpi transports", "this version has none; a run stays on this machine"));
+        findings.extend(build());
         findings.push(if stderr().is_terminal() {
             found("terminal", "progress is a bar".to_owned())
         } else {
@@ -59,6 +57,102 @@ impl Doctor {
         });
         Doctor { findings }
     }
+
+    /// Adds what a run of `config` would meet here.
+    pub fn hold_against(&mut self, config: &Config, plan: &RunPlan) {
+        let placement = Placement::of(config);
+        self.findings.push(threads_fit(&placement));
+        self.findings.push(memory_fits(plan.bytes(), memory()));
+        let text = data::resolve(&config.data.base, &config.data.path);
+        self.findings.push(match text {
+            Ok(files) => found("text", format!("{} files", files.len())),
+            Err(error) => missing("text", &error.to_string()),
+        });
+    }
+}
+
+fn found(what: &'static str, state: String) -> Finding {
+    Finding { what, state: Ok(state) }
+}
+
+fn missing(what: &'static str, means: &str) -> Finding {
+    Finding { what, state: Err(means.to_owned()) }
+}
+
+fn cores() -> Option<usize> {
+    thread::available_parallelism().ok().map(usize::from)
+}
+
+fn memory() -> Option<MemoryKib> {
+    available_memory(&fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// What this build can do and what it cannot, a line each.
+fn build() -> Vec<Finding> {
+    let drivers = [DeviceKind::Cpu, DeviceKind::Sim, DeviceKind::Dry].map(|kind| kind.to_string()).join(", ");
+    vec![
+        found("drivers", drivers),
+        missing("cuda driver", "this version has none; runs are on the CPU"),
+        found("local transport", "ranks are threads of this process".to_owned()),
+        missing("nccl transport", "this version has none; ranks on several GPUs cannot meet"),
+        missing("mpi transport", "this version has none; a run stays on this machine"),
+        missing("optional features", "cuda, nccl and mpi are not in this version, so none can be switched on"),
+    ]
+}
+
+/// Threads that compute against cores that they get.
+fn threads_fit(placement: &Placement) -> Finding {
+    let what = "threads";
+    match placement.cores {
+        _ if placement.device != DeviceKind::Cpu => found(what, format!("{placement}: one thing at a time")),
+        Some(cores) if placement.workers > cores => {
+            missing(what, &format!("{placement}: they take turns, and a run is slower than with threads = {cores}"))
+        }
+        Some(cores) if placement.workers < cores => {
+            found(what, format!("{placement}: {} of them idle", cores - placement.workers))
+        }
+        _ => found(what, placement.to_string()),
+    }
+}
+
+fn memory_fits(planned: usize, memory: Option<MemoryKib>) -> Finding {
+    let planned = planned as u64 / 1024;
+    match memory {
+        Some(MemoryKib { available, .. }) if planned > available => {
+            let text = format!("the run plans {:.2} GiB, {:.2} GiB are free", gib(planned), gib(available));
+            missing("memory for the run", &text)
+        }
+        _ => found("memory for the run", format!("{:.2} GiB planned", gib(planned))),
+    }
+}
+
+/// What a container may use, if it is less than the machine has.
+fn container_limit() -> Option<Finding> {
+    let bytes: u64 = fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()?;
+    Some(found("memory of the container", format!("{:.1} GiB at most", gib(bytes / 1024))))
+}
+
+/// Limits of the process (RLIMIT) that a run can meet.
+fn process_limits() -> Vec<Finding> {
+    let Ok(text) = fs::read_to_string("/proc/self/limits") else {
+        return vec![missing("process limits", "the system does not tell")];
+    };
+    let wanted = [
+        ("address space limit", "Max address space"),
+        ("thread limit", "Max processes"),
+        ("open file limit", "Max open files"),
+        ("locked memory limit", "Max locked memory"),
+    ];
+    let finding = |(what, name): (&'static str, &str)| soft_limit(&text, name).map(|limit| found(what, limit));
+    wanted.into_iter().filter_map(finding).collect()
+}
+
+/// The soft limit of a row of `/proc/self/limits`, with its unit.
+fn soft_limit(limits: &str, name: &str) -> Option<String> {
+    let mut words = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
+    let soft = words.next()?;
+    let unit = words.nth(1).unwrap_or("");
+    Some(if soft == "unlimited" { "none".to_owned() } else { format!("{soft} {unit}").trim().to_owned() })
 }
 
 impl fmt::Display for Doctor {
@@ -74,7 +168,7 @@ impl fmt::Display for Doctor {
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MemoryKib {
     total: u64,
     available: u64,
@@ -122,6 +216,30 @@ mod tests {
         assert_eq!(available_memory(text), Some(MemoryKib { total: 16_384_256, available: 8_192_128 }));
         assert_eq!(available_memory("MemTotal: 5 kB\n"), None);
         assert_eq!(available_memory("MemTotal: many kB\nMemAvailable: 5 kB\n"), None);
+    }
+
+    #[test]
+    fn limits_are_read_from_the_rows_that_mean_them() {
+        let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                    Max processes             63480                63480                processes \n\
+                    Max address space         unlimited            unlimited            bytes     \n\
+                    Max locked memory         8388608              unlimited            bytes     \n";
+        let limits = ["Max processes", "Max address space", "Max locked memory", "Max open files"];
+        let limits = limits.map(|name| soft_limit(text, name));
+        assert_eq!(limits, [Some("63480 processes".into()), Some("none".into()), Some("8388608 bytes".into()), None]);
+    }
+
+    #[test]
+    fn more_threads_than_cores_and_more_memory_than_there_is_are_missing() {
+        let placement =
+            |workers| Placement { ranks: 2, axes: "dp=2".into(), device: DeviceKind::Cpu, workers, cores: Some(4) };
+        assert!(threads_fit(&placement(6)).state.unwrap_err().contains("threads = 4"));
+        assert!(threads_fit(&placement(3)).state.unwrap().ends_with("1 of them idle"));
+        assert_eq!(threads_fit(&placement(4)).state.unwrap(), "2 ranks (dp=2) on cpu, 4 worker threads on 4 cores");
+        let memory = Some(MemoryKib { total: 4 << 20, available: 1 << 20 });
+        assert!(memory_fits(2 << 30, memory).state.unwrap_err().contains("plans 2.00 GiB, 1.00 GiB are free"));
+        assert!(memory_fits(1 << 29, memory).state.is_ok());
+        assert!(memory_fits(1 << 40, None).state.is_ok());
     }
 
     #[test]

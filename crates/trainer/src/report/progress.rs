@@ -11,7 +11,7 @@ pub struct ProgressConfig {
     pub kind: ProgressKind,
     /// Steps of the run.
     pub steps: u64,
-    /// Steps from one line to the next; the first and the last step always have one.
+    /// Steps from one line to the next; the first, the last and every evaluated step have one.
     pub interval: u64,
 }
 
@@ -22,7 +22,7 @@ pub struct Progress {
 }
 
 enum Shown {
-    Bar(ProgressBar),
+    Bar { bar: ProgressBar, eval_loss: Option<f32> },
     Lines(Box<dyn Write + Send>),
     Nothing,
 }
@@ -35,7 +35,8 @@ impl Progress {
             ProgressKind::Auto if stderr().is_terminal() => {
                 let style = ProgressStyle::with_template("{bar:28} {pos}/{len} {msg} [{elapsed} < {eta}]");
                 let bar = ProgressBar::new(config.steps);
-                Shown::Bar(bar.with_style(style.expect("BUG: the template is constant")))
+                let bar = bar.with_style(style.expect("BUG: the template is constant"));
+                Shown::Bar { bar, eval_loss: None }
             }
             ProgressKind::Auto | ProgressKind::Lines => Shown::Lines(lines),
         };
@@ -46,13 +47,16 @@ impl Progress {
     pub fn step(&mut self, metrics: &StepMetrics) {
         let ProgressConfig { steps, interval, .. } = self.config;
         match &mut self.shown {
-            Shown::Bar(bar) => {
-                bar.set_message(numbers(metrics));
+            Shown::Bar { bar, eval_loss } => {
+                // The last evaluation stays in sight until the next one.
+                *eval_loss = metrics.eval_loss.or(*eval_loss);
+                bar.set_message(numbers(&StepMetrics { eval_loss: *eval_loss, ..*metrics }));
                 bar.set_position(metrics.step);
             }
             Shown::Lines(out) => {
                 let step = metrics.step;
-                if step == 1 || step == steps || step.is_multiple_of(interval) {
+                let evaluated = metrics.eval_loss.is_some();
+                if evaluated || step == 1 || step == steps || step.is_multiple_of(interval) {
                     let width = steps.to_string().len();
                     say(out, &format!("step {step:>width$}/{steps}  {}", numbers(metrics)));
                 }
@@ -64,7 +68,7 @@ impl Progress {
     /// Says something between steps, above the bar if there is one.
     pub fn note(&mut self, text: &str) {
         match &mut self.shown {
-            Shown::Bar(bar) => bar.println(text),
+            Shown::Bar { bar, .. } => bar.println(text),
             Shown::Lines(out) => say(out, text),
             Shown::Nothing => {}
         }
@@ -72,15 +76,16 @@ impl Progress {
 
     /// Ends the bar, which stays on the screen as it is.
     pub fn finish(self) {
-        if let Shown::Bar(bar) = self.shown {
+        if let Shown::Bar { bar, .. } = self.shown {
             bar.abandon();
         }
     }
 }
 
 fn numbers(m: &StepMetrics) -> String {
+    let eval = m.eval_loss.map_or_else(String::new, |loss| format!("  eval loss {loss:.4}"));
     format!(
-        "loss {:.4}  lr {:.2e}  grad norm {:.3}  {:.0} tokens/s  mfu {:.1} %",
+        "loss {:.4}  lr {:.2e}  grad norm {:.3}  {:.0} tokens/s  mfu {:.1} %{eval}",
         m.loss,
         m.lr,
         m.grad_norm,
@@ -128,6 +133,7 @@ mod tests {
                 tokens_per_s: 41_234.4,
                 mfu: 0.4321,
                 seconds: 0.1,
+                eval_loss: (step % 10 == 2).then_some(3.125),
             });
         }
         progress.finish();
@@ -136,12 +142,16 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_for_the_first_the_last_and_every_so_many_steps() {
+    fn lines_come_for_the_first_the_last_evaluated_and_every_so_many_steps() {
         let lines = shown(ProgressKind::Lines, 25, 10);
         assert_eq!(lines[0], "12 parameters");
         let numbers = "loss 2.5000  lr 1.00e-3  grad norm 0.750  41234 tokens/s  mfu 43.2 %";
         let of = |step: &str| format!("step {step}/25  {numbers}");
-        assert_eq!(lines[1..], [of(" 1"), of("10"), of("20"), of("25")]);
+        let evaluated = |step: &str| of(step) + "  eval loss 3.1250";
+        assert_eq!(
+            lines[1..],
+            [of(" 1"), evaluated(" 2"), of("10"), evaluated("12"), of("20"), evaluated("22"), of("25")]
+        );
     }
 
     #[test]

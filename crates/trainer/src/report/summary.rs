@@ -19,6 +19,8 @@ pub struct RunSummary {
     pub first_loss: f32,
     /// Mean loss of the last five steps.
     pub last_loss: f64,
+    /// Of the last evaluation; none if there was none.
+    pub eval_loss: Option<f32>,
     /// Median over the steps: the first one, and what else the machine did, count little.
     pub tokens_per_s: f64,
     /// Median over the steps.
@@ -35,6 +37,7 @@ impl RunSummary {
             tokens: last.tokens,
             seconds: metrics.iter().map(|m| m.seconds).sum(),
             first_loss: first.loss,
+            eval_loss: metrics.iter().rev().find_map(|m| m.eval_loss),
             last_loss: ending.iter().map(|m| f64::from(m.loss)).sum::<f64>() / ending.len() as f64,
             tokens_per_s: median(metrics.iter().map(|m| m.tokens_per_s).collect()),
             mfu: median(metrics.iter().map(|m| m.mfu).collect()),
@@ -44,7 +47,7 @@ impl RunSummary {
 
 impl fmt::Display for RunSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let &RunSummary { steps, tokens, seconds, first_loss, last_loss, tokens_per_s, mfu } = self;
+        let &RunSummary { steps, tokens, seconds, first_loss, last_loss, tokens_per_s, mfu, eval_loss } = self;
         let ratio = last_loss / f64::from(first_loss);
         write!(
             f,
@@ -52,7 +55,8 @@ impl fmt::Display for RunSummary {
              loss {first_loss:.4} -> {last_loss:.4} (mean of the last {}; {ratio:.2} of the first)",
             mfu * 100.0,
             steps.min(LAST as u64)
-        )
+        )?;
+        eval_loss.map_or(Ok(()), |loss| write!(f, "\neval loss {loss:.4}"))
     }
 }
 
@@ -77,6 +81,7 @@ mod tests {
             tokens_per_s,
             mfu: tokens_per_s / 1000.0,
             seconds: 100.0 / tokens_per_s,
+            eval_loss: None,
         }
     }
 
@@ -92,6 +97,17 @@ mod tests {
         assert!((summary.seconds - (10.0 + 3.0 * 0.5 + 2.0 * 0.4 + 0.25)).abs() < 1e-12);
         let text = summary.to_string();
         assert!(text.contains("loss 6.0000 -> 2.4000 (mean of the last 5; 0.40 of the first)"), "{text}");
+        assert!(!text.contains("eval"));
+    }
+
+    #[test]
+    fn the_last_evaluation_is_told() {
+        let mut metrics = [step(1, 4.0, 1.0), step(2, 3.0, 1.0), step(3, 2.0, 1.0)];
+        metrics[0].eval_loss = Some(3.5);
+        metrics[1].eval_loss = Some(2.75);
+        let summary = RunSummary::of(&metrics).unwrap();
+        assert_eq!(summary.eval_loss, Some(2.75));
+        assert!(summary.to_string().ends_with("\neval loss 2.7500"), "{summary}");
     }
 
     #[test]

@@ -7,12 +7,18 @@ use std::{
 
 use device::{Download, Error};
 
-use super::rank::RankRun;
+use super::{
+    eval::Evaluator,
+    rank::RankRun,
+    stop::{Asked, Signal},
+};
 
 /// A step that was submitted and whose loss is not known yet.
 struct Pending {
     loss: Download<f32>,
     grad_norm: Download<f32>,
+    stop: Asked,
+    eval: Option<Download<f32>>,
     lr: f64,
 }
 
@@ -21,7 +27,12 @@ pub(super) struct Known {
     pub(super) loss: f32,
     pub(super) grad_norm: f32,
     pub(super) lr: f64,
-    /// Since the loss of the step before was known, or since the first step was submitted.
+    /// Of the evaluation behind the step, if there was one.
+    pub(super) eval_loss: Option<f32>,
+    /// Some rank had been asked to end when this step was submitted. The same on all ranks.
+    pub(super) stop: Option<Signal>,
+    /// Since the results of the step before were known, or since the first step was submitted. What an evaluation
+    /// behind this step takes is left out.
     pub(super) took: Duration,
 }
 
@@ -43,7 +54,15 @@ impl LossLog {
     pub(super) fn submitted(&mut self, rank: &RankRun, lr: f64) -> Result<(), Error> {
         let loss = rank.stream.download(&rank.loss)?;
         let grad_norm = rank.stream.download(rank.adam.grad_norm())?;
-        self.pending.push_back(Pending { loss, grad_norm, lr });
+        let stop = rank.stop.download(&rank.stream)?;
+        self.pending.push_back(Pending { loss, grad_norm, stop, eval: None, lr });
+        Ok(())
+    }
+
+    /// Asks for the loss of the evaluation that was just submitted behind the last step.
+    pub(super) fn evaluated(&mut self, rank: &RankRun, eval: &Evaluator) -> Result<(), Error> {
+        let last = self.pending.back_mut().expect("BUG: an evaluation is behind a step");
+        last.eval = Some(rank.stream.download(eval.loss())?);
         Ok(())
     }
 
@@ -54,10 +73,11 @@ impl LossLog {
 
     /// The oldest step's results, until none is left.
     pub(super) fn oldest(&mut self) -> Result<Option<Known>, Error> {
-        let Some(Pending { loss, grad_norm, lr }) = self.pending.pop_front() else { return Ok(None) };
-        let (loss, grad_norm) = (loss.wait()?[0], grad_norm.wait()?[0]);
-        let now = Instant::now();
-        let took = now - std::mem::replace(&mut self.since, now);
-        Ok(Some(Known { loss, grad_norm, lr, took }))
+        let Some(Pending { loss, grad_norm, stop, eval, lr }) = self.pending.pop_front() else { return Ok(None) };
+        let (loss, grad_norm, stop) = (loss.wait()?[0], grad_norm.wait()?[0], stop.wait()?);
+        let took = self.since.elapsed();
+        let eval_loss = eval.map(|loss| Ok::<f32, Error>(loss.wait()?[0])).transpose()?;
+        self.since = Instant::now();
+        Ok(Some(Known { loss, grad_norm, lr, eval_loss, stop, took }))
     }
 }

@@ -1,6 +1,6 @@
 //! What this machine's products can do at best, for the utilisation in the metrics.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use device::ops::{Accumulate, Finish, Gemm, Trans};
 use device::{DType, Error, Machine, MemoryKind};
@@ -8,8 +8,11 @@ use device::{DType, Error, Machine, MemoryKind};
 /// Rows, columns and depth of the measured product: in cache, and large enough to be cut among workers.
 const SIZE: usize = 1024;
 
-/// Products timed; the best counts, because the machine may do other things too.
-const TIMES: usize = 20;
+/// Products timed at least; the best counts, because the machine may do other things too.
+const TIMES: usize = 3;
+
+/// More are timed until this has passed.
+const FOR: Duration = Duration::from_millis(300);
 
 /// Floating-point operations per second of a large f32 product on all workers of `machine`, multiply and add counted
 /// separately. None on a driver that does not compute.
@@ -26,8 +29,9 @@ pub fn product_peak(machine: &Machine, rank: u32) -> Result<Option<f64>, Error> 
     let (a, b, c) = (alloc("peak.a")?, alloc("peak.b")?, alloc("peak.c")?);
     let gemm = Gemm { a: &a, b: &b, c: &c, trans: Trans::Nt, finish: Finish::Into(Accumulate::Overwrite) };
     let op = gemm.op("peak")?;
-    let mut best = f64::INFINITY;
-    for _ in 0..TIMES {
+    let (mut best, since, mut times) = (f64::INFINITY, Instant::now(), 0);
+    while times < TIMES || since.elapsed() < FOR {
+        times += 1;
         let began = Instant::now();
         stream.launch(op.clone())?;
         stream.synchronize()?;

@@ -3,10 +3,15 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use data::{Batches, BatchesConfig, Corpus, DataRank, DataRanks, Part, Tokenizer};
-use device::{FramePlan, Machine, MemoryKind, Work};
+use device::{FramePlan, Machine, MemoryKind, Trace, Work};
+use pgroups::Rank;
 
-use super::rank::{Plans, RankRun, gpt_plan};
-use crate::{Config, TrainError};
+use super::{
+    eval::{Evaluator, eval_windows},
+    rank::{Plans, RankRun, gpt_plan},
+    trace_window::TraceWindow,
+};
+use crate::{Config, StreamNames, TrainError};
 
 /// What a run will take: bytes per rank by what they are for, and the work of a step.
 #[derive(Clone, Debug)]
@@ -19,9 +24,11 @@ pub struct RunPlan {
     pub train: Arc<FramePlan>,
     /// Buffers of a pass that predicts the next token.
     pub sample: Arc<FramePlan>,
+    /// Buffers of a pass of an evaluation, if there are any.
+    pub eval: Option<Arc<FramePlan>>,
     /// Bytes of one rank, the arenas included.
     pub memory: BTreeMap<MemoryKind, usize>,
-    /// What one rank submits in a step, and once to predict a token.
+    /// What one rank submits in a step.
     pub work: Work,
 }
 
@@ -37,7 +44,7 @@ impl RunPlan {
     }
 
     pub(super) fn plans(&self) -> Plans {
-        Plans { train: self.train.clone(), sample: self.sample.clone() }
+        Plans { train: self.train.clone(), sample: self.sample.clone(), eval: self.eval.clone() }
     }
 }
 
@@ -46,32 +53,73 @@ impl RunPlan {
 /// # Errors
 /// What the run itself would fail with, but for values.
 pub fn plan_run(config: &Config) -> Result<RunPlan, TrainError> {
-    let ranks = config.layout.dp;
-    let machine = Machine::dry();
-    machine.trace_start();
-    let dry = pgroups::local(&machine, ranks, |rank| -> Result<_, TrainError> {
-        let mut run = RankRun::build(&rank, config, None)?;
-        let mut batches = any_batches(config, rank.global.0)?;
-        run.step(&batches.next_batch()?, 0.0)?;
-        run.next_logits(&vec![0; config.model.seq_len], 0)?;
-        rank.device.synchronize()?;
-        Ok((run, rank.device.memory_by_kind()))
-    })?;
-    let trace = machine.trace_stop();
-    let (run, mut memory) = dry.into_iter().next().expect("BUG: a layout has a rank");
-    let train = Arc::new(run.frame.plan(&trace)?);
-    let sample = Arc::new(run.sample_frame.plan(&trace)?);
-    // The dry pass gave every buffer memory of its own.
-    memory.insert(MemoryKind::Arena, train.bytes() + sample.bytes());
-    let parameters = gpt_plan(config)?.numel();
-    Ok(RunPlan { ranks, parameters, train, sample, memory, work: trace.work(0) })
+    Ok(dry_run(config)?.0)
 }
 
-/// Batches of the right sizes; what is in them does not matter to a plan.
-pub(super) fn any_batches(config: &Config, rank: u32) -> Result<Batches, TrainError> {
+/// As [`plan_run`], with the trace of the step and the names of its streams.
+///
+/// # Errors
+/// As [`plan_run`].
+pub fn dry_run(config: &Config) -> Result<(RunPlan, Trace, StreamNames), TrainError> {
+    let _span = tracing::info_span!("trainer.plan_run").entered();
+    let ranks = config.ranks().world_size();
+    let machine = Machine::dry();
+    let corpus = any_corpus(config)?;
+    let dry = pgroups::local(&machine, ranks, |rank| dry_rank(&rank, &machine, config, &corpus))?;
+    let names = StreamNames::new(
+        dry.iter().map(|DryRank { run, .. }| vec![(run.stream.index(), run.stream.name().to_owned())]),
+    );
+    let DryRank { run, eval, mut memory, step, rest } = dry.into_iter().next().expect("BUG: a layout has a rank");
+    let (step, rest) = step.zip(rest).expect("BUG: the first rank traces");
+    let train = Arc::new(run.frame.plan(&step)?);
+    let sample = Arc::new(run.sample_frame.plan(&rest)?);
+    let eval = eval.map(|eval| Ok::<_, TrainError>(Arc::new(eval.frame.plan(&rest)?))).transpose()?;
+    // The dry pass gave every buffer memory of its own.
+    let arenas = train.bytes() + sample.bytes() + eval.as_ref().map_or(0, |eval| eval.bytes());
+    memory.insert(MemoryKind::Arena, arenas);
+    let parameters = gpt_plan(config)?.numel();
+    Ok((RunPlan { ranks, parameters, train, sample, eval, memory, work: step.work(0) }, step, names))
+}
+
+/// What a rank of a dry run leaves; traces on the first rank only.
+struct DryRank {
+    run: RankRun,
+    eval: Option<Evaluator>,
+    memory: BTreeMap<MemoryKind, usize>,
+    step: Option<Trace>,
+    /// An evaluation, if the configuration asks for some, and a token of a sample.
+    rest: Option<Trace>,
+}
+
+fn dry_rank(rank: &Rank, machine: &Machine, config: &Config, corpus: &Corpus) -> Result<DryRank, TrainError> {
+    let mut run = RankRun::build(rank, config, None)?;
+    let windows = eval_windows(config, corpus)?;
+    let mut eval = windows.map(|w| Evaluator::open(&run, rank, config, w, None)).transpose()?;
+    let window = || TraceWindow::new(machine, rank.global.0 == 0, Some(1..=1));
+
+    let mut of_step = window();
+    of_step.begin(&run)?;
+    let batch = batches(config, corpus, rank.global.0)?.next_batch()?;
+    run.stop.submit(&run.stream, None)?;
+    run.step(&batch.microbatches().collect::<Vec<_>>(), 0.0)?;
+    of_step.end(&run)?;
+
+    let mut of_rest = window();
+    of_rest.begin(&run)?;
+    if let Some(eval) = &mut eval {
+        eval.submit(&run)?;
+    }
+    run.next_logits(&vec![0; config.model.seq_len], 0)?;
+    of_rest.end(&run)?;
+    let memory = rank.device.memory_by_kind();
+    Ok(DryRank { run, eval, memory, step: of_step.into_trace(), rest: of_rest.into_trace() })
+}
+
+/// Text for one step and one pass of an evaluation on every rank; what is in it does not matter to a plan.
+pub(super) fn any_corpus(config: &Config) -> Result<Corpus, TrainError> {
     let needed = config.model.seq_len * (config.train.global_batch as usize + 1) + 1;
-    let corpus = Corpus::from_text(&"a".repeat(needed), Tokenizer::Bytes, "1,0".parse()?);
-    batches(config, &corpus, rank)
+    let split = if config.train.eval_interval > 0 { "1,1" } else { "1,0" };
+    Ok(Corpus::from_text(&"a".repeat(2 * needed), Tokenizer::Bytes, split.parse()?))
 }
 
 /// The batches of data rank `rank`, from the start.
@@ -101,6 +149,9 @@ impl fmt::Display for RunPlan {
         }
         writeln!(f, "  {}", self.train)?;
         writeln!(f, "  {}", self.sample)?;
+        if let Some(eval) = &self.eval {
+            writeln!(f, "  {eval}")?;
+        }
         let Work { operations, flops, .. } = self.work;
         writeln!(f, "a step of one rank: {operations} operations, {:.3} GFLOP", flops as f64 / 1e9)
     }

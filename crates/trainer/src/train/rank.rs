@@ -2,25 +2,31 @@
 
 use std::sync::Arc;
 
-use data::Batch;
 use ddp::{Adam, AdamConfig, DecayRange, Replicas};
-use device::ops::{Factor, Sum};
+use device::ops::{Factor, Scale, Sum};
 use device::{DType, Frame, FramePlan, MemoryKind, Stream, View};
-use model::{Decay, Gpt, GptPlan, Microbatch};
+use model::{Decay, Gpt, GptPlan, LlamaConfig, Microbatch, RecomputeLayers};
 use pgroups::{Key, Needs, ParamSet, ParamTypes, Pass, ProcessGroups, Rank, Seed, Turn, Whole};
 
-use crate::{Config, TrainError};
+use super::{
+    normalize::{TokenScale, counted},
+    stop::StopBit,
+};
+use crate::{Arch, Config, Recompute, TrainError};
 
-/// Plans of the two kinds of pass: a training microbatch, and the next token of a sample.
+/// Plans of the kinds of pass: a training microbatch, the next token of a sample, and evaluation where there is one.
 #[derive(Clone)]
 pub(super) struct Plans {
     pub(super) train: Arc<FramePlan>,
     pub(super) sample: Arc<FramePlan>,
+    pub(super) eval: Option<Arc<FramePlan>>,
 }
 
 /// Everything that one rank owns.
 pub(super) struct RankRun {
     pub(super) stream: Stream,
+    pub(super) groups: ProcessGroups,
+    pub(super) stop: StopBit,
     pub(super) model: Gpt,
     pub(super) params: ParamSet,
     pub(super) adam: Adam,
@@ -29,10 +35,10 @@ pub(super) struct RankRun {
     /// Next tokens.
     pub(super) sample_frame: Frame,
     replicas: Replicas,
+    scale: TokenScale,
     inputs: Inputs,
     /// f32 `[1]`: mean over the global batch, in nats per token.
     pub(super) loss: View,
-    microbatches: usize,
 }
 
 /// Memory that the host fills.
@@ -44,7 +50,7 @@ struct Inputs {
     prompt: View,
     /// f32 `[1]`: 0 in the first microbatch of a step, then 1.
     keep: View,
-    /// f32 `[microbatches]`: mean loss of each.
+    /// f32 `[microbatches]`: what each adds to the mean, per token of a microbatch.
     losses: View,
 }
 
@@ -52,13 +58,18 @@ impl RankRun {
     /// Allocates and initialises. Frames are planned if there are plans; without, they record.
     pub(super) fn build(rank: &Rank, config: &Config, plans: Option<&Plans>) -> Result<RankRun, TrainError> {
         let layout = config.ranks();
-        let groups = ProcessGroups::build(rank, &layout, &Needs::keys([Key::DP_CP]))?;
+        let needs = Needs::keys([Key::DP_CP, Key::DP_CP_GTP, StopBit::key()]);
+        let groups = ProcessGroups::build(rank, &layout, &needs)?;
         let replicas = Replicas::new(groups.get(&Key::DP_CP, "gradient reduction")?.clone());
         let stream = rank.device.stream("compute")?;
         let plan = gpt_plan(config)?;
         let params = ParamSet::allocate(rank, &layout, &plan.specs(), ParamTypes::default())?;
         params.fill(&stream, Seed(config.train.seed))?;
-        let model = plan.build(params.params())?;
+        let recompute = match config.train.recompute {
+            Recompute::None => RecomputeLayers::None,
+            Recompute::Block => RecomputeLayers::All,
+        };
+        let model = plan.build_with(params.params(), &recompute)?;
         let o = &config.optimizer;
         let adam = AdamConfig { beta1: o.beta1, beta2: o.beta2, eps: o.eps, clip: o.clip };
         let decays = decay_ranges(&plan, &params, o.weight_decay);
@@ -68,6 +79,9 @@ impl RankRun {
             None => Ok(Frame::recording(&stream, name)),
         };
         let inputs = Inputs::alloc(rank, config)?;
+        let data = groups.get(&Key::DP_CP_GTP, "losses")?;
+        let scale = TokenScale::alloc(rank, config.train.loss_normalization, data, config.microbatches() as usize)?;
+        let stop = StopBit::alloc(rank, groups.get(&StopBit::key(), "the stop bit")?)?;
         let loss = rank.device.alloc("loss", &[1], DType::F32, MemoryKind::Other)?;
         Ok(RankRun {
             model,
@@ -75,49 +89,68 @@ impl RankRun {
             frame: frame("train", plans.map(|p| &p.train))?,
             sample_frame: frame("sample", plans.map(|p| &p.sample))?,
             replicas,
+            scale,
             inputs,
             loss,
-            microbatches: config.microbatches() as usize,
             params,
+            stop,
+            groups,
             stream,
         })
     }
 
     /// Submits one step: every microbatch forward and backward, the reductions, the update. Waits for nothing.
-    pub(super) fn step(&mut self, batch: &Batch, lr: f32) -> Result<(), TrainError> {
-        let _span = tracing::info_span!("trainer.run_step").entered();
+    /// Targets of [`device::ops::IGNORE`] do not count.
+    pub(super) fn step(&mut self, parts: &[data::Microbatch<'_>], lr: f32) -> Result<(), TrainError> {
+        let _span = tracing::debug_span!("trainer.run_step").entered();
         let stream = self.stream.clone();
-        for (at, part) in batch.microbatches().enumerate() {
+        self.scale.begin_step(&stream, parts.iter().map(|part| counted(part.targets)).sum())?;
+        for (at, part) in parts.iter().enumerate() {
             stream.upload(&self.inputs.tokens, part.inputs.to_vec())?;
             stream.upload(&self.inputs.targets, part.targets.to_vec())?;
             stream.upload(&self.inputs.keep, vec![if at == 0 { 0f32 } else { 1.0 }])?;
+            self.scale.begin_microbatch(&stream, counted(part.targets))?;
             self.microbatch(at)?;
         }
-        let mean = Factor::Const(1.0 / self.microbatches as f32);
-        stream.launch(Sum { x: &self.inputs.losses, factor: mean, total: &self.loss }.op("loss")?)?;
+        let tokens = Factor::Const(self.inputs.tokens.numel() as f32);
+        stream.launch(Sum { x: &self.inputs.losses, factor: tokens, total: &self.loss }.op("loss")?)?;
         self.replicas.average_loss(&stream, &self.loss)?;
         self.replicas.average_grads(&stream, self.params.grads())?;
         self.adam.step(&stream, lr)?;
         Ok(())
     }
 
-    /// Waits until every rank has come here.
-    pub(super) fn meet(&self) -> Result<(), TrainError> {
-        self.replicas.meet(&self.stream)?;
-        Ok(self.stream.synchronize()?)
-    }
-
     fn microbatch(&mut self, at: usize) -> Result<(), TrainError> {
         let Inputs { tokens, targets, keep, losses, .. } = &self.inputs;
-        let token_scale = Factor::Const(1.0 / (tokens.numel() * self.microbatches) as f32);
         let loss = losses.flat(at..at + 1)?;
+        let token_scale = self.scale.factor();
         let microbatch = Microbatch { tokens, targets, loss: &loss, token_scale, slot: 0 };
-        self.frame.restart();
+        let mut aside = aside(&self.frame, at);
+        let frame = aside.as_mut().unwrap_or(&mut self.frame);
+        frame.restart();
         let mut weights = Whole::new(Turn::eager(Pass::Forward));
-        self.model.forward_loss(&mut self.frame, &mut weights, &microbatch)?;
+        self.model.forward_loss(frame, &mut weights, &microbatch)?;
+        // The model's mean is over all tokens, those that do not count included.
+        self.stream.launch(Scale { x: &loss, factor: token_scale, y: &loss }.op("loss")?)?;
         let mut weights = Whole::keeping(Turn::eager(Pass::Backward), keep);
-        self.model.backward(&mut self.frame, &mut weights, 0)?;
+        self.model.backward(frame, &mut weights, 0)?;
         Ok(())
+    }
+
+    /// The host waits until every rank has come here with nothing in flight.
+    pub(super) fn meet(&self) -> Result<(), TrainError> {
+        self.stop.everyone().barrier(&self.stream)?;
+        Ok(self.stream.device().synchronize()?)
+    }
+
+    /// Where the host puts a microbatch's tokens, i32 `[micro_batch, seq_len]`.
+    pub(super) fn tokens(&self) -> &View {
+        &self.inputs.tokens
+    }
+
+    /// Where the host puts a microbatch's targets, as tokens.
+    pub(super) fn targets(&self) -> &View {
+        &self.inputs.targets
     }
 
     /// Submits a pass that gives the logits `[1, vocab]` behind position `at` of `tokens`, `seq_len` of them.
@@ -143,10 +176,21 @@ impl Inputs {
     }
 }
 
+/// A frame for a later pass while `frame` records: a plan is read off one pass, because a buffer that several passes
+/// use would seem to be in use all the time between them.
+pub(super) fn aside(frame: &Frame, pass: usize) -> Option<Frame> {
+    (pass > 0 && frame.arena().is_none()).then(|| Frame::recording(frame.stream(), "later passes"))
+}
+
 /// The model that a configuration asks for.
 pub(super) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
     let m = &config.model;
+    let arch = match m.arch {
+        Arch::Gpt2 => model::Arch::Gpt2,
+        Arch::Llama => model::Arch::Llama(LlamaConfig { kv_heads: m.kv_heads, rope_base: LlamaConfig::ROPE_BASE }),
+    };
     Ok(GptPlan::new(model::GptConfig {
+        arch,
         layers: m.layers,
         dim: m.dim,
         heads: m.heads,

@@ -1,8 +1,9 @@
-//! The run: data, ranks, metrics, a sample at the end.
+//! The run: data, plan, machine, ranks, files.
 
 use std::{
-    fmt, fs,
+    fs,
     io::Write,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
     sync::Mutex,
     time::Duration,
@@ -12,181 +13,138 @@ use data::Corpus;
 use device::{Machine, Options};
 
 use super::{
-    loss_log::{Known, LossLog},
+    eval::eval_windows,
     peak::product_peak,
-    plan::{RunPlan, batches, plan_run},
-    rank::{RankRun, gpt_plan},
+    plan::{batches, plan_run},
+    rank_loop::{Shared, run_rank},
     resident::resident_bytes,
-    writer::write_sample,
+    run_log::RunLog,
+    stop::StopSource,
+    trained::{Placement, RunEnd, Trained},
 };
-use crate::{
-    Config, DeviceKind, MetricsFile, Progress, ProgressConfig, RunSummary, StepMetrics, TrainError, write_loss_curve,
-};
-
-/// What a finished run leaves.
-#[derive(Clone, Debug)]
-pub struct Trained {
-    /// Every step.
-    pub metrics: Vec<StepMetrics>,
-    /// The run in a few numbers.
-    pub summary: RunSummary,
-    /// Text from the trained model, if the configuration asks for some.
-    pub sample: Option<String>,
-    /// What was planned.
-    pub plan: RunPlan,
-    /// Bytes by which the process grew from before the ranks were made until the last step; none where the system
-    /// does not tell.
-    pub resident_growth: Option<usize>,
-    /// The loss curve.
-    pub curve: PathBuf,
-    /// The metrics.
-    pub metrics_file: PathBuf,
-}
+use crate::{Clock, Config, DeviceKind, RunSummary, StreamNames, TrainError, write_loss_curve, write_timeline};
 
 /// Where a run leaves its files if nobody says: `runs/` and the configuration's name.
 pub fn default_run_dir(config: &Path) -> PathBuf {
     Path::new("runs").join(config.file_stem().unwrap_or_else(|| "run".as_ref()))
 }
 
-/// Trains as `config` says; metrics and the loss curve go to `dir`, progress to `lines` or a bar.
+/// What a run is given beside its configuration.
+pub struct RunOptions {
+    /// Folder for metrics, events and the loss curve; made if it does not exist.
+    pub dir: PathBuf,
+    /// Where progress goes if it is shown as lines.
+    pub lines: Box<dyn Write + Send>,
+    /// Who may end the run early.
+    pub stop: StopSource,
+    /// Steps to draw as a timeline, and where to.
+    pub timeline: Option<TimelineConfig>,
+}
+
+impl RunOptions {
+    /// Lines to nowhere, no end but the last step, no timeline.
+    pub fn new(dir: impl Into<PathBuf>) -> RunOptions {
+        RunOptions { dir: dir.into(), lines: Box::new(std::io::sink()), stop: StopSource::Never, timeline: None }
+    }
+}
+
+/// Steps to draw as a timeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimelineConfig {
+    /// The file.
+    pub path: PathBuf,
+    /// From 1, both ends included. Around them all ranks wait for each other.
+    pub steps: RangeInclusive<u64>,
+}
+
+impl TimelineConfig {
+    /// Two steps, after a first one that does what is done only once.
+    pub const USUAL_STEPS: RangeInclusive<u64> = 2..=3;
+}
+
+/// Trains as `config` says. The files of the run are whole however it ends: at its last step, or before because
+/// [`RunOptions::stop`] asked for it, which [`Trained::end`] tells.
 ///
 /// # Errors
 /// Data or settings that do not fit, before anything is trained; the root cause if a rank fails.
-pub fn train(config: &Config, dir: &Path, lines: Box<dyn Write + Send>) -> Result<Trained, TrainError> {
-    let corpus = Corpus::load(&config.data.source())?;
+pub fn train(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
+    let corpus = load(config)?;
     // Too little data is told before anything else is made.
     batches(config, &corpus, 0)?;
+    let eval = eval_windows(config, &corpus)?;
+    let RunOptions { dir, lines, stop, timeline } = options;
+    if let Some(TimelineConfig { steps, .. }) = timeline.as_ref().filter(|t| *t.steps.start() > config.train.steps) {
+        return Err(TrainError::TimelineBehindEnd { first: *steps.start(), steps: config.train.steps });
+    }
     let plan = plan_run(config)?;
     // What the measurement of the peak leaves to the allocator is used again below.
     let before = resident_bytes();
     let machine = machine(config)?;
     let peak = product_peak(&machine, 0)?;
-    fs::create_dir_all(dir).map_err(|source| TrainError::Write { path: dir.to_owned(), source })?;
-    let mut log = RunLog::start(config, dir, lines, peak)?;
+    fs::create_dir_all(&dir).map_err(|source| TrainError::Write { path: dir.clone(), source })?;
+    let mut log = RunLog::start(config, &dir, lines, peak)?;
     log.progress.note(&format!("{} tokens from {} files", corpus.tokens(), corpus.files().len()));
     log.progress.note(plan.to_string().trim_end());
     let metrics_file = log.file.path().to_owned();
-    // Rank 0 writes; the lock only lends the log to its thread.
-    let log = Mutex::new(log);
-    let ended = pgroups::local(&machine, config.layout.dp, |rank| -> Result<_, TrainError> {
-        let mut run = RankRun::build(&rank, config, Some(&plan.plans()))?;
-        let is_writer = rank.global.0 == 0;
-        let mut batches = batches(config, &corpus, rank.global.0)?;
-        let mut losses = LossLog::start();
-        for step in 0..config.train.steps {
-            let lr = config.schedule().lr(step);
-            run.step(&batches.next_batch()?, lr as f32)?;
-            losses.submitted(&run, lr)?;
-            if let Some(known) = losses.next()?.filter(|_| is_writer) {
-                lend(&log).step(known)?;
-            }
-        }
-        while let Some(known) = losses.oldest()? {
-            if is_writer {
-                lend(&log).step(known)?;
-            }
-        }
-        let now = resident_bytes();
-        // Nobody gives memory back before rank 0 has looked.
-        run.meet()?;
-        if !is_writer {
-            return Ok((None, None));
-        }
-        let grown = now.zip(before).map(|(now, before)| now.saturating_sub(before));
-        let wanted = config.log.sample_tokens > 0;
-        let sample = wanted.then(|| write_sample(&mut run, config, corpus.tokenizer())).transpose()?;
-        Ok((sample, grown))
-    })?;
-    let log = log.into_inner().unwrap_or_else(|poison| poison.into_inner());
+    let event_file = log.events.as_ref().map(|events| events.path().to_owned());
+    let traced = timeline.as_ref().map(|timeline| timeline.steps.clone());
+    let shared = Shared {
+        config,
+        machine: &machine,
+        corpus: &corpus,
+        plans: plan.plans(),
+        eval,
+        stop,
+        traced,
+        log: Mutex::new(log),
+    };
+    let mut ended = pgroups::local(&machine, config.ranks().world_size(), |rank| run_rank(&rank, &shared))?;
+    let log = shared.log.into_inner().unwrap_or_else(|poison| poison.into_inner());
     log.progress.finish();
-    let (sample, resident_growth) = ended.into_iter().next().expect("BUG: a layout has a rank");
     let summary = RunSummary::of(&log.metrics).expect("BUG: a run has a step");
     let title = dir.file_name().map_or_else(|| "loss".into(), |name| name.to_string_lossy().into_owned());
-    let curve = write_loss_curve(dir, &title, &log.metrics)?;
-    Ok(Trained { metrics: log.metrics, summary, sample, plan, resident_growth, curve, metrics_file })
+    let curve = write_loss_curve(&dir, &title, &log.metrics)?;
+    let steps_by_rank = ended.iter().map(|rank| rank.steps).collect();
+    let names = StreamNames::new(ended.iter().map(|rank| rank.streams.clone()));
+    let first = ended.first_mut().expect("BUG: a layout has a rank");
+    let timeline = match (timeline, first.trace.take()) {
+        (Some(timeline), Some(trace)) => {
+            write_timeline(&timeline.path, &trace, Clock::of(&machine), &names)?;
+            Some(timeline.path)
+        }
+        _ => None,
+    };
+    Ok(Trained {
+        end: first.stopped.map_or(RunEnd::Finished, RunEnd::Stopped),
+        steps_by_rank,
+        metrics: log.metrics,
+        summary,
+        placement: Placement::of(config),
+        sample: first.sample.take(),
+        plan,
+        resident_growth: first.resident.zip(before).map(|(now, before)| now.saturating_sub(before)),
+        curve,
+        metrics_file,
+        event_file,
+        timeline,
+    })
 }
 
-fn lend(log: &Mutex<RunLog>) -> std::sync::MutexGuard<'_, RunLog> {
-    log.lock().unwrap_or_else(|poison| poison.into_inner())
+fn load(config: &Config) -> Result<Corpus, TrainError> {
+    let _span = tracing::info_span!("trainer.load_data").entered();
+    Ok(Corpus::load(&config.data.source())?)
 }
 
 /// The machine that a configuration asks for.
 fn machine(config: &Config) -> Result<Machine, TrainError> {
     let device = &config.device;
-    let options = Options { timeout: Duration::from_secs_f64(device.timeout_seconds), ..Options::default() };
+    let options = Options {
+        timeout: Duration::try_from_secs_f64(device.timeout_seconds).unwrap_or(Duration::MAX),
+        ..Options::default()
+    };
     Ok(match device.kind {
-        DeviceKind::Cpu => {
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            Machine::cpu_with(device.threads.map_or(cores, |n| n as usize), options)?
-        }
+        DeviceKind::Cpu => Machine::cpu_with(Placement::of(config).workers, options)?,
         DeviceKind::Sim => Machine::sim_with(device.seed, options),
         DeviceKind::Dry => return Err(TrainError::DryHasNoLosses),
     })
-}
-
-/// What the run writes while it goes on.
-struct RunLog {
-    progress: Progress,
-    file: MetricsFile,
-    metrics: Vec<StepMetrics>,
-    tokens_per_step: u64,
-    /// Share of the peak that one token per second is.
-    mfu_per_rate: f64,
-}
-
-impl RunLog {
-    fn start(
-        config: &Config,
-        dir: &Path,
-        lines: Box<dyn Write + Send>,
-        peak: Option<f64>,
-    ) -> Result<RunLog, TrainError> {
-        let shown =
-            ProgressConfig { kind: config.log.progress, steps: config.train.steps, interval: config.log.interval };
-        let flops_per_token = gpt_plan(config)?.flops_per_token();
-        Ok(RunLog {
-            progress: Progress::start(shown, lines),
-            file: MetricsFile::create(dir)?,
-            metrics: Vec::new(),
-            tokens_per_step: config.train.global_batch * config.model.seq_len as u64,
-            mfu_per_rate: peak.map_or(f64::NAN, |peak| flops_per_token / peak),
-        })
-    }
-
-    fn step(&mut self, known: Known) -> Result<(), TrainError> {
-        let step = self.metrics.len() as u64 + 1;
-        let seconds = known.took.as_secs_f64();
-        let tokens_per_s = self.tokens_per_step as f64 / seconds;
-        let metrics = StepMetrics {
-            step,
-            loss: known.loss,
-            lr: known.lr,
-            grad_norm: known.grad_norm,
-            tokens: step * self.tokens_per_step,
-            tokens_per_s,
-            mfu: tokens_per_s * self.mfu_per_rate,
-            seconds,
-        };
-        self.file.write(&metrics)?;
-        self.progress.step(&metrics);
-        self.metrics.push(metrics);
-        Ok(())
-    }
-}
-
-impl fmt::Display for Trained {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.summary)?;
-        let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
-        write!(f, "memory: {:.1} MiB planned", mib(self.plan.bytes()))?;
-        match self.resident_growth {
-            Some(bytes) => writeln!(f, ", {:.1} MiB grown", mib(bytes))?,
-            None => writeln!(f)?,
-        }
-        writeln!(f, "metrics: {}\nloss curve: {}", self.metrics_file.display(), self.curve.display())?;
-        match &self.sample {
-            Some(text) => writeln!(f, "sample:\n{text}"),
-            None => Ok(()),
-        }
-    }
 }

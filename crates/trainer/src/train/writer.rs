@@ -15,6 +15,7 @@ const TEMPERATURE: f32 = 0.7;
 /// `count` tokens drawn from the model behind the prompt, which is part of the text. A pure function of the weights
 /// and the run's seed.
 pub(super) fn write_sample(run: &mut RankRun, config: &Config, tokenizer: Tokenizer) -> Result<String, TrainError> {
+    let _span = tracing::info_span!("trainer.write_sample").entered();
     let seq_len = config.model.seq_len;
     let mut tokens = tokenizer.encode(PROMPT);
     tokens.truncate(seq_len);

@@ -79,6 +79,57 @@ fn plan_needs_no_data_and_names_every_kind_of_memory() {
 }
 
 #[test]
+fn plan_draws_a_step_that_nobody_ran() {
+    let folder = Folder::with_config("[layout]\ndp = 4\n[train]\nsteps = 2\nglobal_batch = 4\n");
+    let file = folder.path().join("plan.json");
+    let output = trainer(&["plan", folder.config().to_str().unwrap(), "--timeline", file.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let picture: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let events = picture["traceEvents"].as_array().unwrap();
+    for process in 1..=4 {
+        let products = |e: &&serde_json::Value| e["pid"] == process && e["name"].as_str().unwrap().starts_with("gemm@");
+        assert!(events.iter().filter(products).count() >= 3 * 9, "process {process}");
+    }
+}
+
+#[test]
+fn doctor_names_what_is_there_and_holds_a_configuration_against_it() {
+    let plain = stdout(&trainer(&["doctor"]));
+    for what in ["cores", "memory", "thread limit", "drivers", "local transport", "mpi transport", "optional features"]
+    {
+        assert!(plain.lines().any(|line| line.contains(what)), "{what} is not in\n{plain}");
+    }
+    assert!(!plain.contains("memory for the run"));
+    let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
+    let config = folder.config();
+    let held = stdout(&trainer(&["doctor", config.to_str().unwrap(), "--set", "device.threads=1000"]));
+    for (word, what) in [("missing", "threads"), ("there", "memory for the run"), ("there", "text")] {
+        let line =
+            held.lines().find(|line| line.split_once("  ").is_some_and(|(_, rest)| rest.trim().starts_with(what)));
+        assert!(line.is_some_and(|line| line.starts_with(word)), "{what} in\n{held}");
+    }
+}
+
+#[test]
+fn spans_are_told_if_the_environment_asks_for_them() {
+    let folder = Folder::with_config("[train]\nsteps = 3\nglobal_batch = 4\neval_interval = 2\n");
+    let (config, run_dir) = (folder.config(), folder.path().join("run"));
+    let told = |filter: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.args(["train", config.to_str().unwrap(), "--run-dir", run_dir.to_str().unwrap()]);
+        stderr(&command.env("RUST_LOG", filter).output().unwrap())
+    };
+    let text = told("trainer=debug");
+    let spans = ["load_data", "plan_run", "build_rank", "run_steps", "run_step", "evaluate_model", "write_sample"];
+    for span in spans {
+        let closed = |line: &str| line.contains(&format!("trainer.{span}")) && line.contains("time.busy=");
+        assert!(text.lines().any(closed), "{span} in\n{text}");
+    }
+    assert_eq!(text.lines().filter(|line| line.contains("trainer.step_done")).count(), 3);
+    assert_eq!(told("warn"), "");
+}
+
+#[test]
 fn the_process_grows_by_what_was_planned() {
     // Large enough that threads and packing buffers are small beside it.
     let folder = Folder::with_config(
@@ -98,4 +149,22 @@ fn the_process_grows_by_what_was_planned() {
     let numbers: Vec<f64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
     let [planned, grown] = numbers[..] else { panic!("{line}") };
     assert!((grown - planned).abs() <= 0.1 * planned, "{line}");
+}
+
+#[test]
+fn a_process_among_several_refuses_to_train_alone() {
+    let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
+    let config = folder.config();
+    let run = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.args(["train", config.to_str().unwrap(), "--run-dir", folder.path().join("run").to_str().unwrap()]);
+        command.envs(variables.iter().copied()).output().unwrap()
+    };
+    let two = run(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")]);
+    assert!(!two.status.success() && stderr(&two).contains("WORLD_SIZE is 2"), "{}", stderr(&two));
+    let unreadable = run(&[("RANK", "abc"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")]);
+    assert!(!unreadable.status.success() && stderr(&unreadable).contains("abc"), "{}", stderr(&unreadable));
+    assert!(!folder.path().join("run/metrics.jsonl").exists());
+    let alone = run(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")]);
+    assert!(alone.status.success(), "{}", stderr(&alone));
 }

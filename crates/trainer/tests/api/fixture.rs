@@ -6,17 +6,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use trainer::{Config, StepMetrics, Trained};
+use trainer::{Config, RunOptions, StepMetrics, TrainError, Trained};
 
 /// A folder of this process that is removed with the value.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
     pub(crate) fn new() -> Folder {
-        // Every test has a thread of its own.
-        let name = format!("trainer-test-{}-{:?}", std::process::id(), std::thread::current().id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
+        // Every test has a thread of its own, and may have several folders.
+        let test = format!("trainer-test-{}-{:?}", std::process::id(), std::thread::current().id());
+        let names = (0..).map(|n| std::env::temp_dir().join(format!("{test}-{n}")));
+        let path = names.into_iter().find(|path| fs::create_dir(path).is_ok()).expect("BUG: some name is free");
         Folder(path)
     }
 
@@ -41,9 +41,19 @@ impl Folder {
     }
 
     pub(crate) fn train(&self, set: &[&str]) -> Trained {
+        self.train_with(set, |_| ())
+    }
+
+    pub(crate) fn try_train(&self, set: &[&str]) -> Result<Trained, TrainError> {
+        trainer::train(&Config::load(&self.config(), set).unwrap(), RunOptions::new(self.0.join("run")))
+    }
+
+    /// As [`Folder::train`], with other options than none.
+    pub(crate) fn train_with(&self, set: &[&str], change: impl FnOnce(&mut RunOptions)) -> Trained {
         let config = Config::load(&self.config(), set).unwrap();
-        let dir = self.0.join("run");
-        trainer::train(&config, &dir, Box::new(std::io::sink())).unwrap()
+        let mut options = RunOptions::new(self.0.join("run"));
+        change(&mut options);
+        trainer::train(&config, options).unwrap()
     }
 }
 
@@ -66,4 +76,10 @@ pub(crate) fn text() -> String {
 
 pub(crate) fn losses(metrics: &[StepMetrics]) -> Vec<f32> {
     metrics.iter().map(|m| m.loss).collect()
+}
+
+/// Everything a run computed, to the bit.
+pub(crate) fn bits(run: &Trained) -> Vec<u32> {
+    let numbers = |m: &StepMetrics| [Some(m.loss), Some(m.grad_norm), m.eval_loss];
+    run.metrics.iter().flat_map(numbers).flatten().map(f32::to_bits).collect()
 }

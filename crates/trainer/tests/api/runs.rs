@@ -1,6 +1,6 @@
 //! Whole runs through the library.
 
-use crate::fixture::{Folder, losses};
+use crate::fixture::{Folder, bits, losses};
 
 const TRAIN: &str = "[layout]\ndp = 2\n[train]\nsteps = 12\nglobal_batch = 8\nmicro_batch = 2\nseed = 7\n\
                      [optimizer]\nlr = 3e-3\nwarmup_steps = 3\n";
@@ -8,14 +8,11 @@ const TRAIN: &str = "[layout]\ndp = 2\n[train]\nsteps = 12\nglobal_batch = 8\nmi
 #[test]
 fn the_simulator_gives_the_losses_of_the_cpu_bit_for_bit() {
     let folder = Folder::with_config(TRAIN);
-    let cpu = folder.train(&["device.threads=2"]);
+    let (evals, token) = ("train.eval_interval=5", "train.loss_normalization=token");
+    let cpu = folder.train(&["device.threads=2", evals, token]);
     assert_eq!(cpu.metrics.len(), 12);
     for seed in ["device.seed=1", "device.seed=2"] {
-        let sim = folder.train(&["device.kind=sim", seed]);
-        let bits = |run: &trainer::Trained| {
-            let numbers = run.metrics.iter().flat_map(|m| [m.loss.to_bits(), m.grad_norm.to_bits()]);
-            numbers.collect::<Vec<u32>>()
-        };
+        let sim = folder.train(&["device.kind=sim", seed, evals, token]);
         assert_eq!(bits(&sim), bits(&cpu), "{seed}");
         assert_eq!(sim.sample, cpu.sample);
     }
@@ -58,11 +55,84 @@ fn the_model_learns() {
 }
 
 #[test]
-fn a_gradient_that_overflows_changes_nothing_and_the_run_says_so() {
+fn a_run_whose_loss_is_no_number_any_more_ends_with_the_step_and_no_success() {
     let folder = Folder::with_config(TRAIN);
     // A learning rate that throws the weights out of range in its first step.
-    let trained =
-        folder.train(&["optimizer.lr=1e38", "optimizer.warmup_steps=0", "train.steps=4", "log.sample_tokens=0"]);
-    assert!(trained.metrics[0].loss.is_finite());
-    assert!(!trained.metrics[3].loss.is_finite() || !trained.metrics[3].grad_norm.is_finite());
+    let error = folder.try_train(&["optimizer.lr=1e38", "optimizer.warmup_steps=0", "train.steps=9"]).unwrap_err();
+    let error = format!("{:#}", anyhow::Error::new(error));
+    assert!(error.contains("step 2: the loss is NaN"), "{error}");
+    let metrics = trainer::read_metrics(&folder.path().join("run/metrics.jsonl")).unwrap();
+    assert_eq!(metrics.len(), 2);
+    assert!(metrics[0].loss.is_finite() && !metrics[1].loss.is_finite());
+}
+
+#[test]
+fn two_runs_of_one_configuration_are_equal_to_the_bit() {
+    let folder = Folder::with_config(TRAIN);
+    let [first, second] = [0, 1].map(|_| folder.train(&["train.eval_interval=4"]));
+    assert_eq!(bits(&first), bits(&second));
+    assert_eq!(first.sample, second.sample);
+    assert_eq!(first.steps_by_rank, [12, 12]);
+}
+
+#[test]
+fn two_unlike_runs_beside_each_other_do_not_change_each_other() {
+    let (folder, other) = (Folder::with_config(TRAIN), Folder::with_config(TRAIN));
+    let settings: [&[&str]; 2] = [
+        &["device.threads=1", "train.eval_interval=3"],
+        &[
+            "device.threads=2",
+            "layout.dp=4",
+            "model.dim=48",
+            "model.heads=3",
+            "train.seed=9",
+            "optimizer.schedule=wsd",
+            "train.loss_normalization=token",
+        ],
+    ];
+    let alone = [folder.train(settings[0]), other.train(settings[1])];
+    let together = std::thread::scope(|scope| {
+        let first = scope.spawn(|| folder.train(settings[0]));
+        let second = other.train(settings[1]);
+        [first.join().unwrap(), second]
+    });
+    for (alone, together) in alone.iter().zip(&together) {
+        assert_eq!(bits(alone), bits(together));
+        assert_eq!(alone.sample, together.sample);
+    }
+}
+
+#[test]
+fn every_schedule_trains_with_the_rates_it_says() {
+    let folder = Folder::with_config(TRAIN);
+    for kind in ["constant", "linear", "cosine", "wsd"] {
+        let set = [format!("optimizer.schedule={kind}"), "log.sample_tokens=0".to_owned()];
+        let trained = folder.train(&[&set[0], &set[1]]);
+        let config = trainer::Config::load(&folder.config(), &set).unwrap();
+        let rates: Vec<f64> = trained.metrics.iter().map(|m| m.lr).collect();
+        let want: Vec<f64> = (0..12).map(|step| config.schedule().lr(step)).collect();
+        assert_eq!(rates, want, "{kind}");
+    }
+}
+
+#[test]
+fn an_order_without_the_axes_that_are_one_trains_too() {
+    let folder = Folder::with_config(TRAIN);
+    let short = folder.train(&["layout.order=dp-tp", "train.eval_interval=6"]);
+    assert_eq!(bits(&short), bits(&folder.train(&["train.eval_interval=6"])));
+}
+
+#[test]
+fn a_llama_learns_and_recomputing_changes_no_bit_of_either_architecture() {
+    let folder = Folder::with_config(TRAIN);
+    for arch in
+        [&["model.arch=gpt2"][..], &["model.arch=gpt2", "model.tied=false"], &["model.arch=llama", "model.kv_heads=1"]]
+    {
+        let run = |recompute: &str| folder.train(&[arch, &["train.steps=40", recompute]].concat());
+        let (kept, again) = (run("train.recompute=none"), run("train.recompute=block"));
+        assert_eq!(losses(&kept.metrics), losses(&again.metrics), "{arch:?}");
+        assert_eq!(kept.sample, again.sample);
+        let ratio = kept.summary.last_loss / f64::from(kept.summary.first_loss);
+        assert!(ratio < 0.75, "{arch:?}: {}", kept.summary);
+    }
 }

@@ -25,6 +25,14 @@ pub(super) fn gemm(spec: &GemmSpec, args: &mut Args<'_>) -> Result<(), OpError> 
             product(&mut pre, 0.0, 1.0, a, b);
             bias_gelu(c, pre, bias);
         }
+        GemmFinish::Residual => {
+            product(&mut c, 0.0, 1.0, a, b);
+            add_rows(c, args.rows(3)?);
+        }
+        GemmFinish::BiasResidual => {
+            product(&mut c, 0.0, 1.0, a, b);
+            add_bias_and_rows(c, args.read::<f32>(3)?, args.rows(4)?);
+        }
         GemmFinish::GeluBackward => {
             product(&mut c, 0.0, 1.0, a, b);
             lines::two(c, args.rows(3)?, times_gelu_slope);
@@ -39,6 +47,28 @@ wide! {
         for i in 0..c.len() {
             for (c, &b) in c.row_mut(i).iter_mut().zip(bias) {
                 *c += b;
+            }
+        }
+    }
+}
+
+wide! {
+    fn add_rows(c: RowsMut<'_, f32>, r: Rows<'_, f32>) {
+        let mut c = c;
+        for i in 0..c.len() {
+            for (c, &r) in c.row_mut(i).iter_mut().zip(r.row(i)) {
+                *c += r;
+            }
+        }
+    }
+}
+
+wide! {
+    fn add_bias_and_rows(c: RowsMut<'_, f32>, bias: &[f32], r: Rows<'_, f32>) {
+        let mut c = c;
+        for i in 0..c.len() {
+            for ((c, &b), &r) in c.row_mut(i).iter_mut().zip(bias).zip(r.row(i)) {
+                *c = (*c + b) + r;
             }
         }
     }

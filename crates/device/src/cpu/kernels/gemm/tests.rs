@@ -133,6 +133,24 @@ fn epilogues_equal_the_product_followed_by_their_formulas() {
 }
 
 #[test]
+fn a_residual_is_added_behind_the_bias_with_the_bits_of_an_addition_of_its_own() {
+    each(|trans, gaps, size| {
+        let [m, n, _] = size;
+        let (r, bias) = (random(6, m * n), vector("bias", &random(4, n)));
+        for bias in [None, Some(&bias)] {
+            let x = case(trans, gaps, size);
+            let before = bias.map_or(Finish::Into(Accumulate::Overwrite), Finish::Bias);
+            run_checked(&Gemm { a: &x.a, b: &x.b, c: &x.c, trans, finish: before }.op("t").unwrap());
+            let want: Vec<u32> = get::<f32>(&x.c).iter().zip(&r).map(|(c, r)| (c + r).to_bits()).collect();
+            let (c, r) = (gaps.poisoned("c", m, n), gaps.holding("r", m, n, &r));
+            let finish = Finish::Residual { bias, r: &r };
+            run_checked(&Gemm { a: &x.a, b: &x.b, c: &c, trans, finish }.op("t").unwrap());
+            assert_eq!(get::<f32>(&c).into_iter().map(f32::to_bits).collect::<Vec<_>>(), want, "{trans:?} {size:?}");
+        }
+    });
+}
+
+#[test]
 fn large_products_are_cut_with_the_same_bits_in_any_order() {
     if cfg!(miri) {
         return;
@@ -147,6 +165,15 @@ fn large_products_are_cut_with_the_same_bits_in_any_order() {
                     let finish = Finish::BiasGelu { bias: &bias, pre: &pre };
                     (Gemm { a: &a, b: &b, c: &c, trans, finish }.op("t").unwrap(), vec![c, pre])
                 });
+                for biased in [true, false] {
+                    assert_order_free(|| {
+                        let [a, b, c] = operands(trans, gaps, size);
+                        let bias = vector("bias", &random(4, n));
+                        let r = gaps.holding("r", m, n, &random(6, m * n));
+                        let finish = Finish::Residual { bias: biased.then_some(&bias), r: &r };
+                        (Gemm { a: &a, b: &b, c: &c, trans, finish }.op("t").unwrap(), vec![c])
+                    });
+                }
                 assert_order_free(|| {
                     let [a, b, c] = operands(trans, gaps, size);
                     put(&c, &random(5, m * n));
@@ -198,6 +225,9 @@ fn sizes_that_do_not_fit_are_told_with_both_shapes() {
     let bias = poisoned_vector("bias", 5);
     let text = error(&a, &view(4, 6), &c, Trans::Nn, Finish::Bias(&bias));
     assert!(text.contains("c is [3, 6] and bias is [5]"), "{text}");
+    let r = view(3, 5);
+    let text = error(&a, &view(4, 6), &c, Trans::Nn, Finish::Residual { bias: None, r: &r });
+    assert!(text.contains("c is [3, 6] and r is [3, 5]"), "{text}");
     let ids = crate::testing::holding("ids", &[3, 4], &[0i32; 12]);
     assert_eq!(error(&ids, &view(4, 6), &c, Trans::Nn, finish), "gemm@h0.fc1: a is i32, needs f32");
 }

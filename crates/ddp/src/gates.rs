@@ -1,0 +1,126 @@
+//! What streams wait for: events that many leave, and the epochs and events of one publication.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use device::{Event, Stream, Why};
+use pgroups::{After, Epochs};
+
+use crate::DdpError;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Everyone who has done something to a bucket: an event for each stream, recorded anew each time, and the gates of
+/// graphs.
+pub(crate) struct Crowd {
+    name: String,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// By number of the stream.
+    streams: Vec<(u32, Event)>,
+    /// Kept until someone has waited for them, which then is behind all their records so far.
+    gates: Vec<Event>,
+}
+
+impl Crowd {
+    pub(crate) fn new(name: String) -> Crowd {
+        Crowd { name, seen: Mutex::default() }
+    }
+
+    /// Notes what has happened behind `after`.
+    pub(crate) fn note(&self, after: After<'_>) -> Result<(), device::Error> {
+        let mut seen = lock(&self.seen);
+        let stream = match after {
+            After::Gate(gate) => {
+                seen.gates.push(gate.clone());
+                return Ok(());
+            }
+            After::Stream(stream) => stream,
+        };
+        if let Some((_, event)) = seen.streams.iter().find(|(index, _)| *index == stream.index()) {
+            return stream.record(event);
+        }
+        let event = stream.device().event(&format!("{}.{}", self.name, stream.name()));
+        stream.record(&event)?;
+        seen.streams.push((stream.index(), event));
+        Ok(())
+    }
+
+    /// Orders `stream` behind all of it.
+    pub(crate) fn wait(&self, stream: &Stream, why: Why) -> Result<(), device::Error> {
+        let seen = lock(&self.seen);
+        seen.streams.iter().map(|(_, event)| event).chain(&seen.gates).try_for_each(|event| stream.wait(event, why))
+    }
+
+    /// As [`Crowd::wait`], and nobody has to wait for those gates again: the stream's next record stands for them.
+    pub(crate) fn settle(&self, stream: &Stream, why: Why) -> Result<(), device::Error> {
+        self.wait(stream, why)?;
+        lock(&self.seen).gates.clear();
+        Ok(())
+    }
+}
+
+/// The state of one bucket group's values that readers look at without asking its owner.
+pub(crate) struct Gates {
+    written: AtomicU64,
+    issued: AtomicU64,
+    /// This epoch's publication is issued and its first reader has done what first readers do: nothing is left.
+    quiet: AtomicBool,
+    /// Recorded behind every publication.
+    pub(crate) published: Event,
+    /// Reads that have ended.
+    pub(crate) releases: Crowd,
+}
+
+impl Gates {
+    pub(crate) fn new(published: Event, name: &str) -> Gates {
+        let releases = Crowd::new(format!("{name}.released"));
+        // Initial values count as written and issued.
+        let first = AtomicU64::new(1);
+        Gates { written: AtomicU64::new(1), issued: first, quiet: AtomicBool::new(true), published, releases }
+    }
+
+    /// One load.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn epochs(&self) -> Epochs {
+        // Read first: a value issued in between may be newer than `written`, never older.
+        let written = self.written.load(Ordering::Acquire);
+        Epochs { written, issued: self.issued.load(Ordering::Acquire) }
+    }
+
+    pub(crate) fn is_current(&self) -> bool {
+        self.epochs().is_current()
+    }
+
+    /// A write was submitted; all that follow it have to be told.
+    pub(crate) fn write(&self) {
+        self.quiet.store(false, Ordering::Release);
+        self.written.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The publication of the last write was submitted.
+    pub(crate) fn issue(&self) {
+        self.issued.store(self.written.load(Ordering::Acquire), Ordering::Release);
+    }
+
+    pub(crate) fn settle(&self) {
+        self.quiet.store(true, Ordering::Release);
+    }
+
+    /// Orders the first write of the next epoch behind everything that reads or writes the values now.
+    pub(crate) fn open_for_write(&self, written: &Event, stream: &Stream) -> Result<(), DdpError> {
+        stream.wait(written, crate::why::WRITE_AFTER_WRITE)?;
+        self.releases.settle(stream, crate::why::WRITE_AFTER_READ)?;
+        Ok(stream.wait(&self.published, crate::why::WRITE_AFTER_PUBLISH)?)
+    }
+}

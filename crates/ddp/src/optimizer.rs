@@ -1,0 +1,285 @@
+//! The optimizer of a rank: AdamW on its shards, with one norm and one decision for all ranks.
+
+mod loss_scale; // dynamic loss scale
+mod norm; //       the norm of all gradients, counted once
+mod settings; //   what holds for a run
+mod shards; //     masters and moments
+
+use device::{
+    DType, Event, MemoryKind, Stream, View,
+    ops::{AdvanceAdam, Cast, Fill, Hyper},
+};
+use pgroups::{After, ProcessGroups};
+
+use self::{
+    loss_scale::DeviceScale,
+    norm::{GlobalNorm, ModelGroups},
+    shards::Part,
+};
+pub use self::{
+    loss_scale::{LossScale, LossScaleConfig, StepOutcome},
+    settings::{GradCheck, NormKind, OptimizerConfig, ParamGroup},
+};
+use crate::{Ddp, DdpError, Scaling, gates::Crowd, why};
+
+/// AdamW with f32 masters and moments for what this rank owns of every bucket; one or several models step as one.
+///
+/// A step: wait for the reduced gradients, norm and check, clip factor, count, then bucket by bucket update and
+/// publish. A step whose gradients are not all finite on all ranks changes no value, moment or count on any, and
+/// still is a write: its unchanged values are published. Everything that changes from step to step is device memory.
+pub struct Optimizer {
+    config: OptimizerConfig,
+    parts: Vec<Part>,
+    norm: GlobalNorm,
+    scale: Option<DeviceScale>,
+    /// By optimizer group: f32 `[Hyper::LEN]`.
+    hyper: Vec<View>,
+    /// By optimizer group: i32 `[1]`.
+    steps: Vec<View>,
+    model: ModelGroups,
+    /// Behind everything that has written the state: its creation, the last step, a refresh.
+    stepped: Event,
+    /// Streams that have read norm, flag, counts or loss scale.
+    readers: Crowd,
+}
+
+impl Optimizer {
+    /// State of zero moments for the trained parameters of `ddp`; `group_of` gives each parameter's place in
+    /// `config.groups` by its name. Creating it is no step. Submitted to `stream`, which is behind the initial values.
+    ///
+    /// `groups` has the group of one model copy ([`Key::MP`], and [`Key::TP_EP_PP`] with experts), or what it derives
+    /// from: norms are summed over it. Communicators are opened here, on all ranks.
+    ///
+    /// # Errors
+    /// [`DdpError::Setting`], [`DdpError::NoSuchGroup`]; a missing group's; the device's.
+    ///
+    /// [`Key::MP`]: pgroups::Key::MP
+    /// [`Key::TP_EP_PP`]: pgroups::Key::TP_EP_PP
+    pub fn new(
+        ddp: &Ddp,
+        groups: &ProcessGroups,
+        config: OptimizerConfig,
+        group_of: impl Fn(&str) -> usize,
+        stream: &Stream,
+    ) -> Result<Optimizer, DdpError> {
+        config.check()?;
+        let core = ddp.core().clone();
+        let late = core.config.scaling == Scaling::PerToken || ddp.completes();
+        let has_experts = core.expert.is_some();
+        let part = Part::new(core, &config, &group_of, late, stream)?;
+        let model = ModelGroups::new(groups, has_experts)?;
+        Optimizer::assemble(config, vec![part], model, stream)
+    }
+
+    /// Several optimizers, of chunks of one model, that step as one: with one norm, and skipped together.
+    ///
+    /// # Errors
+    /// [`DdpError::EmptyChain`]; [`DdpError::ChainDiffers`] if settings differ.
+    pub fn chain(optimizers: Vec<Optimizer>, stream: &Stream) -> Result<Optimizer, DdpError> {
+        let mut optimizers = optimizers.into_iter();
+        let mut first = optimizers.next().ok_or(DdpError::EmptyChain)?;
+        first.open_state(stream)?;
+        for (i, next) in optimizers.enumerate() {
+            if let Some(what) = first.config.difference(&next.config) {
+                return Err(DdpError::ChainDiffers { first: 0, second: i + 1, what });
+            }
+            next.open_state(stream)?;
+            first.model.join(next.model);
+            first.parts.extend(next.parts);
+        }
+        Optimizer::assemble(first.config, first.parts, first.model, stream)
+    }
+
+    fn assemble(
+        config: OptimizerConfig,
+        parts: Vec<Part>,
+        model: ModelGroups,
+        stream: &Stream,
+    ) -> Result<Optimizer, DdpError> {
+        let device = stream.device();
+        let alloc = |label: &str, numel: usize, dtype| device.alloc(label, &[numel], dtype, MemoryKind::Optimizer);
+        let mut hyper = Vec::new();
+        let mut steps = Vec::new();
+        for group in &config.groups {
+            let scalars = alloc(&format!("hyper.{}", group.name), Hyper::LEN, DType::F32)?;
+            stream.launch(Fill { y: &scalars, value: 0.0 }.op("ddp.hyper")?)?;
+            // Where nothing is clipped or checked, nobody writes it again.
+            stream.launch(Fill { y: &Hyper::entry(&scalars, Hyper::CLIP)?, value: 1.0 }.op("ddp.hyper")?)?;
+            let step = alloc(&format!("steps.{}", group.name), 1, DType::I32)?;
+            stream.launch(Fill { y: &step, value: 0.0 }.op("ddp.steps")?)?;
+            hyper.push(scalars);
+            steps.push(step);
+        }
+        let norm = GlobalNorm::new(&parts, config.norm, &device)?;
+        for (view, value) in [(norm.value(), 0.0), (norm.skip(), 0.0)] {
+            stream.launch(Fill { y: view, value }.op("ddp.norm")?)?;
+        }
+        let scale = config.loss_scale.map(|scale| DeviceScale::new(scale, stream)).transpose()?;
+        let stepped = device.event("ddp.stepped");
+        stream.record(&stepped)?;
+        Ok(Optimizer {
+            config,
+            parts,
+            norm,
+            scale,
+            hyper,
+            steps,
+            model,
+            stepped,
+            readers: Crowd::new("ddp.state".into()),
+        })
+    }
+
+    /// Submits one step to `stream`, with a learning rate for each optimizer group.
+    ///
+    /// Without clipping and check, each bucket is stepped as soon as it is reduced, in that order; else all of them in
+    /// the order in which forward reads them.
+    ///
+    /// # Errors
+    /// [`DdpError::Rates`]; those of the device and of the groups.
+    pub fn step(&mut self, stream: &Stream, rates: &[f32]) -> Result<(), DdpError> {
+        if rates.len() != self.hyper.len() {
+            return Err(DdpError::Rates { got: rates.len(), want: self.hyper.len() });
+        }
+        let _span = tracing::debug_span!("ddp.step_optimizer").entered();
+        self.open_state(stream)?;
+        for (scalars, rate) in self.hyper.iter().zip(rates) {
+            stream.upload(&Hyper::entry(scalars, Hyper::LR)?, vec![*rate])?;
+        }
+        let checked = self.config.checks();
+        if checked {
+            for part in &self.parts {
+                stream.wait(&part.core.finished, why::STEP_AFTER_REDUCE)?;
+            }
+            self.decide(stream)?;
+        }
+        self.advance(stream, checked)?;
+        let skip = checked.then(|| self.norm.skip());
+        for part in &self.parts {
+            let order: Vec<usize> = match checked {
+                true => part.core.first_read.clone(),
+                false => part.core.reduce_order.clone(),
+            };
+            for group in order {
+                if !checked {
+                    let core = &part.core;
+                    let ready = if part.late { &core.finished } else { &core.groups[group].reduced };
+                    stream.wait(ready, why::STEP_AFTER_REDUCE)?;
+                }
+                part.update(group, &self.hyper, skip, &self.config, stream)?;
+            }
+        }
+        if let Some(scale) = &self.scale {
+            scale.update(self.norm.skip(), stream)?;
+        }
+        stream.record(&self.stepped)?;
+        self.parts.iter().try_for_each(|part| part.close(stream))
+    }
+
+    /// Steps may be submitted to one stream or to another; each is behind the last, and behind who has read of it.
+    fn open_state(&self, stream: &Stream) -> Result<(), DdpError> {
+        stream.wait(&self.stepped, why::STEP_AFTER_STEP)?;
+        Ok(self.readers.settle(stream, why::STEP_AFTER_STATE_READ)?)
+    }
+
+    /// Makes norm, flag, counts, masters and moments, and the loss scale, readable by what is submitted to `stream`,
+    /// until [`done_state`](Optimizer::done_state).
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn read_state(&self, stream: &Stream) -> Result<(), DdpError> {
+        Ok(stream.wait(&self.stepped, why::READ_STATE_AFTER_STEP)?)
+    }
+
+    /// What was submitted to `stream` so far has read the state: the next step may change it behind that.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn done_state(&self, stream: &Stream) -> Result<(), DdpError> {
+        Ok(self.readers.note(After::Stream(stream))?)
+    }
+
+    /// Norm, skip flag and clip factor, the same on all ranks.
+    fn decide(&self, stream: &Stream) -> Result<(), DdpError> {
+        self.norm.measure(&self.model, stream)?;
+        let factor = Hyper::entry(&self.hyper[0], Hyper::CLIP)?;
+        let unscale = self.scale.as_ref().map(DeviceScale::value);
+        self.norm.clip(self.config.adam.clip, unscale, &factor, stream)?;
+        for scalars in &self.hyper[1..] {
+            let own = Hyper::entry(scalars, Hyper::CLIP)?;
+            stream.launch(Cast { x: &factor, y: &own }.op("ddp.clip")?)?;
+        }
+        Ok(())
+    }
+
+    fn advance(&self, stream: &Stream, checked: bool) -> Result<(), DdpError> {
+        let (beta1, beta2) = (self.config.adam.beta1, self.config.adam.beta2);
+        let skip = checked.then(|| self.norm.skip());
+        for (step, scalars) in self.steps.iter().zip(&self.hyper) {
+            stream.launch(AdvanceAdam { step, scalars, skip, beta1, beta2 }.op("ddp.advance")?)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the masters what the stored values are: behind a load.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn refresh_masters(&self, stream: &Stream) -> Result<(), DdpError> {
+        self.open_state(stream)?;
+        self.parts.iter().try_for_each(|part| part.refresh(stream))?;
+        Ok(stream.record(&self.stepped)?)
+    }
+
+    /// Name of the first trained parameter, in declared order, whose gradient is not finite on some rank; none if all
+    /// are. The host waits. All ranks call it, behind a step that was skipped and before the next one's gradients.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn first_nonfinite(&self, stream: &Stream) -> Result<Option<String>, DdpError> {
+        for part in &self.parts {
+            if let Some(param) = part.first_nonfinite(stream)? {
+                return Ok(Some(param));
+            }
+        }
+        Ok(None)
+    }
+
+    /// f32 `[1]`: norm of the last step's gradients, unscaled, before clipping. 0 if nothing is clipped or checked.
+    #[must_use]
+    pub fn grad_norm(&self) -> &View {
+        self.norm.value()
+    }
+
+    /// i32 `[1]`: 1 if the last step was skipped.
+    #[must_use]
+    pub fn skipped(&self) -> &View {
+        self.norm.skip()
+    }
+
+    /// i32 `[1]` of an optimizer group: steps taken, skipped ones left out.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    #[must_use]
+    pub fn steps(&self, group: usize) -> &View {
+        &self.steps[group]
+    }
+
+    /// f32 `[1]` on the device: what losses are to be multiplied by; none without loss scaling.
+    #[must_use]
+    pub fn loss_scale(&self) -> Option<&View> {
+        self.scale.as_ref().map(DeviceScale::value)
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn config(&self) -> &OptimizerConfig {
+        &self.config
+    }
+
+    /// Master and moments of each bucket, as this rank owns them, in the order of [`Ddp::buckets`].
+    pub fn state(&self) -> impl Iterator<Item = [&View; 3]> {
+        self.parts.iter().flat_map(Part::state)
+    }
+}

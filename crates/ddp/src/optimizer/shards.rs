@@ -1,0 +1,233 @@
+//! Masters and moments of what a rank owns.
+
+use std::{ops::Range, sync::Arc};
+
+use device::{
+    Access, Args, DType, MemoryKind, Op, OpError, Reduce, Stream, View, bf16,
+    ops::{AdamW, Cast, Fill},
+};
+use pgroups::ParamClass;
+
+use crate::{
+    DdpError, Dispatch, Fragment, OptimizerConfig,
+    core::{BucketViews, Core},
+    why,
+};
+
+/// The optimizer state of one model.
+pub(super) struct Part {
+    pub(super) core: Arc<Core>,
+    /// Gradients change behind their reduction, so every bucket waits for the end of the step.
+    pub(super) late: bool,
+    /// By bucket group, then by bucket.
+    groups: Vec<Vec<Owned>>,
+}
+
+/// What this rank owns of one bucket.
+struct Owned {
+    bucket: BucketViews,
+    fragments: Vec<Fragment>,
+    /// f32: the stored values themselves if they are f32.
+    master: View,
+    m: View,
+    v: View,
+    runs: Vec<Run>,
+}
+
+/// Elements of a shard that share an optimizer group.
+struct Run {
+    range: Range<usize>,
+    group: usize,
+}
+
+impl Part {
+    pub(super) fn new(
+        core: Arc<Core>,
+        config: &OptimizerConfig,
+        group_of: &impl Fn(&str) -> usize,
+        late: bool,
+        stream: &Stream,
+    ) -> Result<Part, DdpError> {
+        let mut of = Vec::new();
+        for param in &core.params {
+            let (group, groups) = (group_of(param.name()), config.groups.len());
+            if group >= groups {
+                return Err(DdpError::NoSuchGroup { param: param.name().to_owned(), group, groups });
+            }
+            of.push(group);
+        }
+        let device = stream.device();
+        let mut groups = Vec::new();
+        for group in &core.groups {
+            let place = core.peers(group.class).reduce.place().0;
+            let mut owned = Vec::new();
+            for bucket in &group.buckets {
+                let numel = bucket.own_values.numel();
+                let alloc = |label| device.alloc(label, &[numel], DType::F32, MemoryKind::Optimizer);
+                let is_f32 = bucket.own_values.dtype() == DType::F32;
+                let fragments = core.plan.fragments(bucket.id, place);
+                owned.push(Owned {
+                    master: if is_f32 { bucket.own_values.clone() } else { alloc("master")? },
+                    m: alloc("m")?,
+                    v: alloc("v")?,
+                    runs: runs(&fragments, &of),
+                    fragments,
+                    bucket: bucket.clone(),
+                });
+            }
+            groups.push(owned);
+        }
+        let part = Part { core, late, groups };
+        for owned in part.owned() {
+            for moment in [&owned.m, &owned.v] {
+                stream.launch(Fill { y: moment, value: 0.0 }.op("ddp.moments")?)?;
+            }
+        }
+        part.refresh(stream)?;
+        Ok(part)
+    }
+
+    fn owned(&self) -> impl Iterator<Item = &Owned> {
+        self.groups.iter().flatten()
+    }
+
+    pub(super) fn state(&self) -> impl Iterator<Item = [&View; 3]> {
+        self.owned().map(|owned| [&owned.master, &owned.m, &owned.v])
+    }
+
+    pub(super) fn refresh(&self, stream: &Stream) -> Result<(), DdpError> {
+        for (group, owned) in self.core.groups.iter().zip(&self.groups) {
+            stream.wait(&group.written, why::MASTER_AFTER_WRITE)?;
+            for Owned { bucket, master, .. } in owned {
+                if !bucket.own_values.same_as(master) {
+                    stream.launch(Cast { x: &bucket.own_values, y: master }.op("ddp.master")?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits the update of a bucket group behind everything that reads or writes its values, and tells that it was
+    /// written and its gradients read.
+    pub(super) fn update(
+        &self,
+        group: usize,
+        hyper: &[View],
+        skip: Option<&View>,
+        config: &OptimizerConfig,
+        stream: &Stream,
+    ) -> Result<(), DdpError> {
+        let this = &self.core.groups[group];
+        this.gates.open_for_write(&this.written, stream)?;
+        for owned in &self.groups[group] {
+            let narrow = !owned.bucket.own_values.same_as(&owned.master);
+            for Run { range, group } in &owned.runs {
+                let part = |view: &View| view.flat(range.clone());
+                let copy = narrow.then(|| part(&owned.bucket.own_values)).transpose()?;
+                let update = AdamW {
+                    param: &part(&owned.master)?,
+                    grad: &part(&owned.bucket.own_grads)?,
+                    m: &part(&owned.m)?,
+                    v: &part(&owned.v)?,
+                    copy: copy.as_ref(),
+                    scalars: &hyper[*group],
+                    skip,
+                    beta1: config.adam.beta1,
+                    beta2: config.adam.beta2,
+                    eps: config.adam.eps,
+                    weight_decay: config.groups[*group].weight_decay,
+                };
+                stream.launch(update.op("ddp.update")?)?;
+            }
+        }
+        self.core.freed(this, stream)?;
+        self.core.wrote(group, stream)
+    }
+
+    /// Where nothing overlaps, the step ends with all values gathered.
+    pub(super) fn close(&self, stream: &Stream) -> Result<(), DdpError> {
+        if self.core.config.dispatch == Dispatch::AtStep {
+            for group in &self.core.groups {
+                stream.wait(&group.gates.published, why::READ_AFTER_PUBLISH)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The owned gradients that are counted in a norm, and those that another rank of the model counts; by class.
+    pub(super) fn gradients(&self, class: ParamClass) -> Result<[Vec<View>; 2], DdpError> {
+        let mut found = [Vec::new(), Vec::new()];
+        for (group, owned) in self.core.groups.iter().zip(&self.groups).filter(|(group, _)| group.class == class) {
+            debug_assert_eq!(group.buckets.len(), owned.len());
+            for Owned { bucket, fragments, .. } in owned {
+                let elsewhere = |fragment: &Fragment| {
+                    let replica = self.core.replicas[fragment.param];
+                    usize::from(replica.pipeline != 0 || replica.model != 0)
+                };
+                let mut spans: Vec<(usize, Range<usize>)> = Vec::new();
+                for fragment in fragments {
+                    let (kind, range) = (elsewhere(fragment), &fragment.local);
+                    match spans.last_mut() {
+                        // The gap between them is zero.
+                        Some((last, span)) if *last == kind => span.end = range.end,
+                        _ => spans.push((kind, range.clone())),
+                    }
+                }
+                for (kind, span) in spans {
+                    found[kind].push(bucket.own_grads.flat(span)?);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// See [`Optimizer::first_nonfinite`](crate::Optimizer::first_nonfinite).
+    pub(super) fn first_nonfinite(&self, stream: &Stream) -> Result<Option<String>, DdpError> {
+        let core = &self.core;
+        let worst = stream.device().alloc("ddp.nonfinite", &[1], DType::I32, MemoryKind::Other)?;
+        stream.wait(&core.finished, why::READ_GRADS_AFTER_REDUCE)?;
+        stream.launch(Fill { y: &worst, value: 0.0 }.op("ddp.nonfinite")?)?;
+        let params = core.params.len();
+        for Owned { bucket, fragments, .. } in self.owned() {
+            let places: Vec<(usize, Range<usize>)> = fragments.iter().map(|f| (f.param, f.local.clone())).collect();
+            let accesses = vec![Access::read(&bucket.own_grads), Access::update(&worst)];
+            // The first in declared order is the greatest here, so that one reduction finds it.
+            let op = Op::host("find_nonfinite", "ddp.nonfinite", accesses, move |args| {
+                let found = places.iter().filter(|(_, range)| has_nonfinite(args, range).unwrap_or(true));
+                let first = found.map(|(param, _)| (params - param) as i32).max().unwrap_or(0);
+                let worst = args.write::<i32>(1)?;
+                worst[0] = worst[0].max(first);
+                Ok(())
+            });
+            stream.launch(op)?;
+        }
+        for peers in std::iter::once(&core.dense).chain(&core.expert) {
+            peers.norm.all_reduce(stream, &worst, Reduce::Max)?;
+        }
+        for group in &core.groups {
+            core.freed(group, stream)?;
+        }
+        let worst = stream.download::<i32>(&worst)?.wait()?[0] as usize;
+        Ok((worst > 0).then(|| core.params[params - worst].name().to_owned()))
+    }
+}
+
+fn has_nonfinite(args: &Args<'_>, range: &Range<usize>) -> Result<bool, OpError> {
+    Ok(match args.dtype(0)? {
+        DType::Bf16 => args.read::<bf16>(0)?[range.clone()].iter().any(|x| !x.is_finite()),
+        _ => args.read::<f32>(0)?[range.clone()].iter().any(|x| !x.is_finite()),
+    })
+}
+
+/// Neighbours of one group become one update, with the gap between them, where everything is zero and stays so.
+fn runs(fragments: &[Fragment], of: &[usize]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for fragment in fragments {
+        let group = of[fragment.param];
+        match runs.last_mut() {
+            Some(last) if last.group == group => last.range.end = fragment.local.end,
+            _ => runs.push(Run { range: fragment.local.clone(), group }),
+        }
+    }
+    runs
+}

@@ -1,0 +1,170 @@
+//! Written values become readable: gathers, and who starts them.
+
+use std::sync::{Arc, Weak, atomic::Ordering};
+
+use device::{Event, Stream};
+use pgroups::{After, Epochs, PgError, Publish};
+
+use crate::{
+    DdpError, Dispatch,
+    core::{Cause, Core, Counts, Publication, Record, StepState},
+    gates::{Gates, lock},
+    why,
+};
+
+/// Attached to every parameter of a bucket group.
+///
+/// It owns what readers look at, and holds the group itself weakly: a replaced [`Ddp`](crate::Ddp) is not kept alive
+/// by its parameters.
+pub(crate) struct Publisher {
+    pub(crate) gates: Arc<Gates>,
+    pub(crate) core: Weak<Core>,
+    pub(crate) group: usize,
+}
+
+impl Publish for Publisher {
+    fn epochs(&self) -> Epochs {
+        self.gates.epochs()
+    }
+
+    fn issue(&self) -> Result<(), PgError> {
+        if self.gates.is_quiet() {
+            return Ok(());
+        }
+        // Without an owner nothing can be gathered; stale values are told by their epochs.
+        let Some(core) = self.core.upgrade() else { return Ok(()) };
+        Counts::add(&core.counts.lookups);
+        core.first_read(self.group).map_err(|error| error.into_backend(&core.groups[self.group].name))
+    }
+
+    fn event(&self) -> &Event {
+        &self.gates.published
+    }
+
+    fn done(&self, after: After<'_>) -> Result<(), PgError> {
+        Ok(self.gates.releases.note(after)?)
+    }
+}
+
+impl Core {
+    /// Someone reads a group for the first time since it was written.
+    fn first_read(&self, group: usize) -> Result<(), DdpError> {
+        let mut state = lock(&self.state);
+        if state.owned > 0 {
+            return Ok(());
+        }
+        let gates = &self.groups[group].gates;
+        if gates.is_quiet() {
+            return Ok(()); // another thread's read came first
+        }
+        if !gates.is_current() {
+            self.publish(&mut state, group, Cause::Read)?;
+        }
+        if let (Dispatch::Chain, Some(next)) = (self.config.dispatch, self.groups[group].next) {
+            if self.groups[next].gates.is_current() {
+                // Read before its turn: the parameters were declared in another order than they are read.
+                Counts::add(&self.counts.early);
+                tracing::warn!(group = %self.groups[next].name, "ddp.publish_early");
+            } else {
+                self.publish(&mut state, next, Cause::Chain)?;
+            }
+        }
+        gates.settle();
+        Ok(())
+    }
+
+    /// Submits the publication of a group's last write, and everything that follows it.
+    pub(crate) fn publish(&self, state: &mut StepState, group: usize, cause: Cause) -> Result<(), DdpError> {
+        let this = &self.groups[group];
+        let epochs = this.gates.epochs();
+        if epochs.is_current() {
+            return Err(DdpError::PublishedTwice { group: this.name.clone(), epoch: epochs.written });
+        }
+        let stream = &self.gather;
+        let _span = tracing::debug_span!("ddp.publish_group", group = %this.name, ?cause).entered();
+        stream.wait(&this.written, why::GATHER_AFTER_WRITE)?;
+        let peers = self.peers(this.class);
+        if peers.sharded {
+            let batch = peers.gather.batch();
+            let batch = this.buckets.iter().fold(batch, |batch, b| batch.all_gather(&b.own_values, &b.values));
+            batch.submit(stream)?;
+        }
+        if let Some(post) = &self.config.post_gather {
+            this.buckets.iter().try_for_each(|bucket| post(stream, &bucket.values))?;
+        }
+        self.record(Record::Published, stream, &this.gates.published)?;
+        this.gates.issue();
+        Counts::add(&self.counts.publications);
+        state.publications[group] = Some(Publication { epoch: epochs.written, cause });
+        Ok(())
+    }
+
+    /// Publishes every group that is not, and orders `stream` behind all of them.
+    pub(crate) fn publish_all(&self, stream: Option<&Stream>) -> Result<(), DdpError> {
+        let mut state = lock(&self.state);
+        for &group in &self.first_read {
+            let gates = &self.groups[group].gates;
+            if !gates.is_current() {
+                self.publish(&mut state, group, Cause::Forced)?;
+            }
+        }
+        drop(state);
+        let Some(stream) = stream else { return Ok(()) };
+        for group in &self.groups {
+            stream.wait(&group.gates.published, why::READ_AFTER_PUBLISH)?;
+            group.gates.settle();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn publish_one(&self, group: usize) -> Result<(), DdpError> {
+        let groups = self.groups.len();
+        if group >= groups {
+            return Err(DdpError::NoBucketGroup { group, groups });
+        }
+        self.publish(&mut lock(&self.state), group, Cause::Forced)
+    }
+
+    /// What was submitted to `stream` so far has written this rank's shards of a group.
+    pub(crate) fn wrote(&self, group: usize, stream: &Stream) -> Result<(), DdpError> {
+        let this = &self.groups[group];
+        self.record(Record::Written, stream, &this.written)?;
+        this.gates.write();
+        match self.config.dispatch {
+            Dispatch::Chain | Dispatch::Aligned => Ok(()),
+            Dispatch::WithOptimizer | Dispatch::AtStep => {
+                let mut state = lock(&self.state);
+                // Whoever has taken over the schedule publishes by hand.
+                if state.owned == 0 {
+                    self.publish(&mut state, group, Cause::Optimizer)?;
+                    this.gates.settle();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Values were written whole, on every rank: there is nothing to gather.
+    pub(crate) fn wrote_whole(&self, group: usize, stream: &Stream) -> Result<(), DdpError> {
+        let this = &self.groups[group];
+        self.record(Record::Written, stream, &this.written)?;
+        this.gates.write();
+        if let Some(post) = &self.config.post_gather {
+            this.buckets.iter().try_for_each(|bucket| post(stream, &bucket.values))?;
+        }
+        self.record(Record::Published, stream, &this.gates.published)?;
+        this.gates.issue();
+        this.gates.settle();
+        Ok(())
+    }
+
+    /// A publication that nobody has read yet; none if there is no such group.
+    pub(crate) fn unread(&self) -> Option<&str> {
+        let unread = |gates: &Gates| gates.is_current() && !gates.is_quiet();
+        self.groups.iter().find(|group| unread(&group.gates)).map(|group| group.name.as_str())
+    }
+
+    pub(crate) fn count(counter: &std::sync::atomic::AtomicU64) -> u64 {
+        counter.load(Ordering::Relaxed)
+    }
+}

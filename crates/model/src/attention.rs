@@ -1,0 +1,145 @@
+//! Causal self-attention between the norm and the projection back.
+
+use std::ops::Range;
+
+use device::{
+    DType, Frame, Site, View,
+    ops::{Accumulate, Attention, AttentionBackward, Finish, Turning},
+};
+use pgroups::Weights;
+
+use crate::{
+    GptConfig, ModelError,
+    linear::{Linear, Then},
+    rotary::Turner,
+};
+
+/// softmax(q · kᵀ / √width, causal) · v with q, k, v = x · weightsᵀ, one after the other in the columns of one tensor.
+pub(crate) struct SelfAttention {
+    /// Products, each with the columns that it writes: one for all, or one each.
+    products: Vec<(Linear, Range<usize>)>,
+    turner: Option<Turner>,
+    sizes: Sizes,
+    site: Site,
+}
+
+#[derive(Clone, Copy)]
+struct Sizes {
+    heads: usize,
+    head_dim: usize,
+    /// Columns of the queries, and of the keys; values have as many as keys.
+    dims: [usize; 2],
+}
+
+impl Sizes {
+    fn columns(self) -> usize {
+        self.dims[0] + 2 * self.dims[1]
+    }
+
+    /// Of the scores.
+    fn scale(self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    /// Query, key and value columns.
+    fn split(self, qkv: &View) -> Result<[View; 3], ModelError> {
+        let [q, k] = self.dims;
+        Ok([qkv.columns(0..q)?, qkv.columns(q..q + k)?, qkv.columns(q + k..q + 2 * k)?])
+    }
+
+    /// What has positions: queries and keys, side by side.
+    fn turned(self, qkv: &View) -> Result<View, ModelError> {
+        Ok(qkv.columns(0..self.dims[0] + self.dims[1])?)
+    }
+}
+
+impl SelfAttention {
+    /// One product for queries, keys and values.
+    pub(crate) fn fused(config: &GptConfig, qkv: Linear, site: &str) -> SelfAttention {
+        let sizes = SelfAttention::sizes(config);
+        SelfAttention {
+            products: vec![(qkv, 0..sizes.columns())],
+            turner: None,
+            sizes,
+            site: Site::from(site.to_owned()),
+        }
+    }
+
+    /// A product each, and rotary positions.
+    pub(crate) fn turned(config: &GptConfig, [q, k, v]: [Linear; 3], base: usize, site: &str) -> SelfAttention {
+        let (sizes, site) = (SelfAttention::sizes(config), Site::from(site.to_owned()));
+        let [dq, dk] = sizes.dims;
+        SelfAttention {
+            products: vec![(q, 0..dq), (k, dq..dq + dk), (v, dq + dk..dq + 2 * dk)],
+            turner: Some(Turner::new(base, config.seq_len, sizes.head_dim, site.clone())),
+            sizes,
+            site,
+        }
+    }
+
+    fn sizes(config: &GptConfig) -> Sizes {
+        Sizes { heads: config.heads, head_dim: config.head_dim(), dims: [config.dim, config.kv_dim()] }
+    }
+
+    /// `x` is `[batch, sequence, dim]`, the result the same: what the heads have gathered, side by side.
+    pub(crate) fn forward(&self, f: &mut Frame, w: &mut dyn Weights, x: &View) -> Result<View, ModelError> {
+        let [batch, tokens, dim] = *x.shape() else { unreachable!("BUG: the block has checked its input") };
+        let Sizes { heads, head_dim, .. } = self.sizes;
+        let on = f.stream().clone();
+        let qkv = f.save("qkv", &[batch, tokens, self.sizes.columns()], DType::F32)?;
+        for (product, columns) in &self.products {
+            product.forward(&on, w, x, &qkv.columns(columns.clone())?, Then::Nothing)?;
+        }
+        if let Some(turner) = &self.turner {
+            turner.turn(f, &self.sizes.turned(&qkv)?, tokens, Turning::Forward)?;
+        }
+        let o = f.save("attended", &[batch, tokens, dim], DType::F32)?;
+        let lse = f.save("lse", &[batch, heads, tokens], DType::F32)?;
+        let [q, k, v] = self.sizes.split(&qkv)?;
+        let scale = self.sizes.scale();
+        let attention = Attention { q: &q, k: &k, v: &v, o: &o, lse: &lse, head_dim, seq_len: tokens, scale };
+        on.launch(attention.op(&self.site)?)?;
+        Ok(o)
+    }
+
+    /// Gradient of x, from that of the result. Keeps the gradient of q, k and v for the weights.
+    pub(crate) fn backward_input(&self, f: &mut Frame, w: &mut dyn Weights, d_o: &View) -> Result<View, ModelError> {
+        let [_, tokens, _] = *d_o.shape() else { unreachable!("BUG: the block has checked its gradient") };
+        let (qkv, o, lse) = (f.saved("qkv")?, f.saved("attended")?, f.saved("lse")?);
+        let on = f.stream().clone();
+        let dqkv = f.save("dqkv", qkv.shape(), DType::F32)?;
+        let [q, k, v] = self.sizes.split(&qkv)?;
+        let [dq, dk, dv] = self.sizes.split(&dqkv)?;
+        let attention = AttentionBackward {
+            q: &q,
+            k: &k,
+            v: &v,
+            o: &o,
+            d_o,
+            lse: &lse,
+            dq: &dq,
+            dk: &dk,
+            dv: &dv,
+            head_dim: self.sizes.head_dim,
+            seq_len: tokens,
+            scale: self.sizes.scale(),
+        };
+        on.launch(attention.op(&self.site)?)?;
+        if let Some(turner) = &self.turner {
+            turner.turn(f, &self.sizes.turned(&dqkv)?, tokens, Turning::Backward)?;
+        }
+        let dx = f.temp(d_o.shape(), DType::F32)?;
+        for (at, (product, columns)) in self.products.iter().enumerate() {
+            let old = if at == 0 { Accumulate::Overwrite } else { Accumulate::Add };
+            product.backward_input(&on, w, &dqkv.columns(columns.clone())?, &dx, Finish::Into(old))?;
+        }
+        Ok(dx)
+    }
+
+    pub(crate) fn backward_weight(&self, f: &Frame, w: &mut dyn Weights, x: &View) -> Result<(), ModelError> {
+        let dqkv = f.saved("dqkv")?;
+        self.products
+            .iter()
+            .try_for_each(|(product, columns)| product.backward_weight(f, w, &dqkv.columns(columns.clone())?, x))
+    }
+}

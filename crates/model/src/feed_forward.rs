@@ -1,0 +1,116 @@
+//! The hidden layer between the norm and the product back.
+
+use device::{
+    DType, Frame, Site, View,
+    ops::{Accumulate, Finish, SwiGlu, SwiGluBackward},
+};
+use pgroups::Weights;
+
+use crate::{
+    ModelError,
+    linear::{Linear, Then},
+};
+
+/// r + last(active), active = gelu(first(x)) or silu(gate(x)) · up(x).
+pub(crate) struct FeedForward {
+    hidden: Hidden,
+    last: Linear,
+    ffn_dim: usize,
+}
+
+enum Hidden {
+    Gelu { first: Linear },
+    SwiGlu { gate: Linear, up: Linear, site: Site },
+}
+
+impl FeedForward {
+    pub(crate) fn gelu([first, last]: [Linear; 2], ffn_dim: usize) -> FeedForward {
+        FeedForward { hidden: Hidden::Gelu { first }, last, ffn_dim }
+    }
+
+    pub(crate) fn swiglu([gate, up, last]: [Linear; 3], ffn_dim: usize, site: &str) -> FeedForward {
+        FeedForward { hidden: Hidden::SwiGlu { gate, up, site: Site::from(site.to_owned()) }, last, ffn_dim }
+    }
+
+    /// Up to the hidden layer, which is kept: all that the backward pass needs.
+    pub(crate) fn hidden(&self, f: &mut Frame, w: &mut dyn Weights, x: &View) -> Result<View, ModelError> {
+        let [batch, tokens, _] = *x.shape() else { unreachable!("BUG: the block has checked its input") };
+        let (on, shape) = (f.stream().clone(), [batch, tokens, self.ffn_dim]);
+        let active = match &self.hidden {
+            Hidden::Gelu { first } => {
+                let pre = f.save("pre", &shape, DType::F32)?;
+                let active = f.save("active", &shape, DType::F32)?;
+                first.forward(&on, w, x, &active, Then::Gelu { pre: &pre })?;
+                active
+            }
+            Hidden::SwiGlu { gate, up, site } => {
+                let gated = f.save("gate", &shape, DType::F32)?;
+                gate.forward(&on, w, x, &gated, Then::Nothing)?;
+                let upped = f.save("up", &shape, DType::F32)?;
+                up.forward(&on, w, x, &upped, Then::Nothing)?;
+                let active = f.save("active", &shape, DType::F32)?;
+                on.launch(SwiGlu { gate: &gated, up: &upped, y: &active }.op(site)?)?;
+                active
+            }
+        };
+        Ok(active)
+    }
+
+    /// From the hidden layer back to the residual stream `r`.
+    pub(crate) fn output(
+        &self,
+        f: &mut Frame,
+        w: &mut dyn Weights,
+        active: &View,
+        r: &View,
+    ) -> Result<View, ModelError> {
+        let y = f.temp(r.shape(), DType::F32)?;
+        self.last.forward(f.stream(), w, active, &y, Then::Add { r })?;
+        Ok(y)
+    }
+
+    /// Gradient of x. Keeps what the weights' gradients need.
+    pub(crate) fn backward_input(&self, f: &mut Frame, w: &mut dyn Weights, dy: &View) -> Result<View, ModelError> {
+        let on = f.stream().clone();
+        match &self.hidden {
+            Hidden::Gelu { first } => {
+                let pre = f.saved("pre")?;
+                let dpre = f.save("dpre", pre.shape(), DType::F32)?;
+                self.last.backward_input(&on, w, dy, &dpre, Finish::GeluBackward { pre: &pre })?;
+                let dx = f.temp(dy.shape(), DType::F32)?;
+                first.backward_input(&on, w, &dpre, &dx, Finish::Into(Accumulate::Overwrite))?;
+                Ok(dx)
+            }
+            Hidden::SwiGlu { gate, up, site } => {
+                let (gated, upped) = (f.saved("gate")?, f.saved("up")?);
+                let dactive = f.temp(gated.shape(), DType::F32)?;
+                self.last.backward_input(&on, w, dy, &dactive, Finish::Into(Accumulate::Overwrite))?;
+                let dgate = f.save("dgate", gated.shape(), DType::F32)?;
+                let dup = f.save("dup", upped.shape(), DType::F32)?;
+                let backward = SwiGluBackward { dy: &dactive, gate: &gated, up: &upped, dgate: &dgate, dup: &dup };
+                on.launch(backward.op(site)?)?;
+                let dx = f.temp(dy.shape(), DType::F32)?;
+                gate.backward_input(&on, w, &dgate, &dx, Finish::Into(Accumulate::Overwrite))?;
+                up.backward_input(&on, w, &dup, &dx, Finish::Into(Accumulate::Add))?;
+                Ok(dx)
+            }
+        }
+    }
+
+    pub(crate) fn backward_weight(
+        &self,
+        f: &Frame,
+        w: &mut dyn Weights,
+        dy: &View,
+        x: &View,
+    ) -> Result<(), ModelError> {
+        self.last.backward_weight(f, w, dy, &f.saved("active")?)?;
+        match &self.hidden {
+            Hidden::Gelu { first } => first.backward_weight(f, w, &f.saved("dpre")?, x),
+            Hidden::SwiGlu { gate, up, .. } => {
+                gate.backward_weight(f, w, &f.saved("dgate")?, x)?;
+                up.backward_weight(f, w, &f.saved("dup")?, x)
+            }
+        }
+    }
+}

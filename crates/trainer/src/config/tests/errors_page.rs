@@ -1,0 +1,211 @@
+//! docs/errors.md: every message that a bad configuration can lead to, with the settings that lead there. The page is
+//! what this test writes; set UPDATE_DOCS to write it anew.
+
+use super::*;
+use std::{collections::BTreeSet, fmt::Write};
+
+/// A heading of the page with its cases, each the settings that are put over the small configuration.
+struct Chapter {
+    title: &'static str,
+    about: &'static str,
+    cases: &'static [&'static [&'static str]],
+}
+
+const CHAPTERS: &[Chapter] = &[
+    Chapter {
+        title: "Names and values",
+        about: "A setting that does not exist, or a value of another kind.",
+        cases: &[
+            &["train.seed"],
+            &["optimiser.lr=1e-3"],
+            &["optimizer.learning_rate=1e-3"],
+            &["train.lr=1e-3"],
+            &["data.path=[]"],
+            &["train.steps=1.5"],
+            &["model=3"],
+            &["model.tied=yes"],
+            &["model.arch=gtp2"],
+            &["train.steps=0"],
+            &["optimizer.lr=0"],
+            &["optimizer.weight_decay=-0.1"],
+            &["optimizer.beta1=1"],
+        ],
+    },
+    Chapter {
+        title: "Settings that do not fit each other",
+        about: "Each is valid by itself.",
+        cases: &[
+            &["model.heads=3"],
+            &["model.arch=llama", "model.heads=4", "model.kv_heads=3"],
+            &["model.kv_heads=1"],
+            &["model.vocab=255"],
+            &["train.global_batch=12", "train.micro_batch=4", "layout.dp=2"],
+            &["optimizer.min_lr=1"],
+            &["data.split=0.9"],
+            &["data.split=0.9,x"],
+            &["data.split=0,0"],
+            &["data.split=1,0", "train.eval_interval=5"],
+            &["layout.dp=2", "layout.order=tp-pp"],
+            &["layout.order=tp-dpp-dp"],
+            &["layout.order=tp-tp"],
+            &["layout.tp=70000", "layout.pp=70000"],
+        ],
+    },
+    Chapter {
+        title: "Settings without effect",
+        about: "Refused, so that nobody believes in them.",
+        cases: &[
+            &["optimizer.schedule=constant", "optimizer.min_lr=1e-5"],
+            &["optimizer.decay_steps=5"],
+            &["train.eval_samples=100"],
+            &["ddp.overlap_param_gather=true"],
+        ],
+    },
+    Chapter {
+        title: "What this version cannot do",
+        about: "Settings that a later version will have.",
+        cases: &[
+            &["layout.tp=2"],
+            &["optimizer.distributed=true"],
+            &["ddp.overlap_grad_reduce=true"],
+            &["ddp.bucket_size=1000"],
+            &["precision.grad=bf16"],
+        ],
+    },
+];
+
+/// The settings as they would be given: sections other than the small configuration's, and files, by name.
+fn report_of(settings: &[&str]) -> Report {
+    // `--set` cannot put a value in the place of a section.
+    match settings {
+        ["model=3"] => report(&SMALL.replace("[model]\nlayers = 2\ndim = 128\nseq_len = 32\n", "model = 3\n"), &[]),
+        settings => report(SMALL, settings),
+    }
+}
+
+fn kind(rule: &Rule) -> &'static str {
+    match rule {
+        Rule::OverrideForm => "OverrideForm",
+        Rule::UnknownSection { .. } => "UnknownSection",
+        Rule::UnknownKey { .. } => "UnknownKey",
+        Rule::Required { .. } => "Required",
+        Rule::Type { .. } => "Type",
+        Rule::OneOf { .. } => "OneOf",
+        Rule::Range { range } => match range {
+            Range::Whole(..) => "Range::Whole",
+            Range::Above(_) => "Range::Above",
+            Range::AtLeast(_) => "Range::AtLeast",
+            Range::Below(..) => "Range::Below",
+        },
+        Rule::HeadsDivideDim => "HeadsDivideDim",
+        Rule::KvHeadsDivideHeads => "KvHeadsDivideHeads",
+        Rule::Gpt2HasNoGroups => "Gpt2HasNoGroups",
+        Rule::VocabHoldsTokens { .. } => "VocabHoldsTokens",
+        Rule::Layout { .. } => "Layout",
+        Rule::Split { .. } => "Split",
+        Rule::BatchMultiple { .. } => "BatchMultiple",
+        Rule::MinLrBelowLr => "MinLrBelowLr",
+        Rule::EvalSplit => "EvalSplit",
+        Rule::NoEffect { because } => match because {
+            NoEffect::ConstantSchedule => "NoEffect::ConstantSchedule",
+            NoEffect::DecaySteps => "NoEffect::DecaySteps",
+            NoEffect::NeverEvaluated => "NoEffect::NeverEvaluated",
+            NoEffect::NothingGathered => "NoEffect::NothingGathered",
+        },
+        Rule::NotYet { what } => match what {
+            NotYet::Axis => "NotYet::Axis",
+            NotYet::DistributedOptimizer => "NotYet::DistributedOptimizer",
+            NotYet::OverlappedReduction => "NotYet::OverlappedReduction",
+            NotYet::Buckets => "NotYet::Buckets",
+            NotYet::Bf16 => "NotYet::Bf16",
+        },
+    }
+}
+
+/// Names of the table above, read from this very file: whoever adds a rule must name it there for the match to be
+/// whole, and then must show it.
+fn kinds() -> BTreeSet<&'static str> {
+    let text = include_str!("errors_page.rs");
+    let table = text.split("fn kind(").nth(1).expect("the table").split("\n}\n").next().expect("its end");
+    let names = table.lines().filter_map(|line| line.trim().split_once("=> \"")?.1.strip_suffix("\","));
+    names.collect()
+}
+
+fn write_case(page: &mut String, settings: &[&str], message: &str) {
+    let settings: Vec<String> = settings.iter().map(|setting| format!("`{setting}`")).collect();
+    write!(page, "\n{}\n\n```text\n{}\n```\n", settings.join(", "), message.trim_end()).unwrap();
+}
+
+/// Errors behind the settings: the file itself, and the text.
+fn write_files(page: &mut String) {
+    let dir = std::env::temp_dir().join(format!("trainer-errors-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("short.txt"), "too little").unwrap();
+    fs::write(dir.join("long.txt"), "enough to train on ".repeat(40)).unwrap();
+    fs::write(dir.join("latin1.txt"), b"caf\xe9").unwrap();
+    let shown = |error: TrainError| {
+        let text = format!("{:#}", anyhow::Error::new(error));
+        text.replace(&*fs::canonicalize(&dir).unwrap().to_string_lossy(), "FOLDER")
+            .replace(&*dir.to_string_lossy(), "FOLDER")
+    };
+    page.push_str("\n## The file\n\nIt is not there, or it is no TOML.\n");
+    let error = Config::load::<&str>(&dir.join("missing.toml"), &[]).unwrap_err();
+    write_case(page, &["trainer train missing.toml"], &shown(error));
+    write_case(page, &["arch = gpt2"], &shown(parse("[model]\narch = gpt2\n", &[]).unwrap_err()));
+
+    page.push_str("\n## The text\n\nIt is read before anything is made.\n");
+    let cases: [&[&str]; 9] = [
+        &["data.path=nothing.txt"],
+        &["data.path=*.md"],
+        &["data.path=a[.txt"],
+        &["data.path=latin1.txt"],
+        &["data.path=short.txt"],
+        &["data.path=long.txt", "train.global_batch=64"],
+        &["data.path=long.txt", "train.eval_interval=5", "data.split=0.99,0.01"],
+        &["data.path=long.txt", "device.kind=dry"],
+        &["data.path=long.txt", "train.steps=1"],
+    ];
+    for settings in cases {
+        let config = Config::parse(SMALL, Path::new("run.toml"), &dir, settings).unwrap();
+        let mut options = crate::RunOptions::new(dir.join("run"));
+        let mut settings = settings.to_vec();
+        if config.train.steps == 1 {
+            options.timeline = Some(crate::TimelineConfig { path: dir.join("t.json"), steps: 2..=3 });
+            settings.push("--timeline t.json");
+        }
+        let error = crate::train(&config, options).unwrap_err();
+        write_case(page, &settings, &shown(error));
+    }
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn every_configuration_error_is_shown_in_the_docs() {
+    let mut page = String::from(
+        "# What a bad configuration says\n\n\
+         Everything that is wrong is told in one report, before anything is started: the settings with their values, the\n\
+         rule, and the nearest settings that keep it, each of which is enough. Below is every message, with what leads to\n\
+         it when it is put over this configuration. The page is written by a test.\n",
+    );
+    write!(page, "\n```toml\n{}\n```\n", SMALL.trim()).unwrap();
+    let mut seen = BTreeSet::new();
+    for Chapter { title, about, cases } in CHAPTERS {
+        write!(page, "\n## {title}\n\n{about}\n").unwrap();
+        for settings in *cases {
+            let report = report_of(settings);
+            seen.extend(report.violations.iter().map(|violation| kind(&violation.rule)));
+            write_case(&mut page, settings, &report.to_string());
+        }
+    }
+    write_files(&mut page);
+    let unseen: Vec<_> = kinds().difference(&seen).copied().collect();
+    assert!(unseen.is_empty() && seen.len() > 25, "no case shows {unseen:?}");
+
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, &page).unwrap();
+    }
+    let there = fs::read_to_string(&path).unwrap_or_default();
+    let differs = there.lines().zip(page.lines()).find(|(there, page)| there != page);
+    assert!(there == page, "docs/errors.md is not what the code says (UPDATE_DOCS=1 writes it): {differs:?}");
+}

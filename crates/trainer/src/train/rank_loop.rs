@@ -1,0 +1,169 @@
+//! The loop of one rank: the same program on every rank.
+
+use std::{
+    ops::RangeInclusive,
+    sync::{Mutex, MutexGuard},
+};
+
+use data::{Batches, Corpus, Windows};
+use device::{Machine, Trace};
+use pgroups::Rank;
+
+use super::{
+    eval::Evaluator,
+    loss_log::{Known, LossLog},
+    plan::batches,
+    rank::{Plans, RankRun},
+    resident::resident_bytes,
+    run_log::RunLog,
+    stop::{Signal, StopSource},
+    trace_window::TraceWindow,
+    writer::write_sample,
+};
+use crate::{Config, TrainError};
+
+/// What all ranks of a run are given.
+pub(super) struct Shared<'a> {
+    pub(super) config: &'a Config,
+    pub(super) machine: &'a Machine,
+    pub(super) corpus: &'a Corpus,
+    pub(super) plans: Plans,
+    pub(super) eval: Option<Windows>,
+    pub(super) stop: StopSource,
+    pub(super) traced: Option<RangeInclusive<u64>>,
+    /// Rank 0 writes; the lock only lends the log to its thread.
+    pub(super) log: Mutex<RunLog>,
+}
+
+/// What one rank leaves.
+pub(super) struct Ended {
+    /// Steps that it has done.
+    pub(super) steps: u64,
+    /// Why it ended before the last step.
+    pub(super) stopped: Option<Signal>,
+    /// Text from the trained model; of rank 0, if the configuration asks for some and training finished.
+    pub(super) sample: Option<String>,
+    /// Of rank 0, if steps were traced.
+    pub(super) trace: Option<Trace>,
+    /// Bytes of the process at the end; of rank 0, where the system tells.
+    pub(super) resident: Option<usize>,
+    /// Names of its streams, by number.
+    pub(super) streams: Vec<(u32, String)>,
+}
+
+/// Builds the rank's part and trains.
+pub(super) fn run_rank(rank: &Rank, shared: &Shared<'_>) -> Result<Ended, TrainError> {
+    let config = shared.config;
+    let run = {
+        let _span = tracing::info_span!("trainer.build_rank", rank = rank.global.0).entered();
+        RankRun::build(rank, config, Some(&shared.plans))?
+    };
+    let eval = shared.eval.clone();
+    let eval = eval.map(|w| Evaluator::open(&run, rank, config, w, shared.plans.eval.as_ref())).transpose()?;
+    let is_writer = rank.global.0 == 0;
+    let window = TraceWindow::new(shared.machine, is_writer, shared.traced.clone());
+    let mut state = RankLoop { is_writer, run, eval, losses: LossLog::start(), window, shared, steps: 0, stop: None };
+    let _span = tracing::info_span!("trainer.run_steps", rank = rank.global.0).entered();
+    state.train(rank.global.0, batches(config, shared.corpus, rank.global.0)?)?;
+    state.end()
+}
+
+struct RankLoop<'a> {
+    is_writer: bool,
+    run: RankRun,
+    eval: Option<Evaluator>,
+    losses: LossLog,
+    window: TraceWindow,
+    shared: &'a Shared<'a>,
+    /// Steps whose results are known.
+    steps: u64,
+    /// What some rank had been asked when one of those was submitted.
+    stop: Option<Signal>,
+}
+
+impl RankLoop<'_> {
+    /// Submits steps until the last one, or until it is known that some rank was asked to end. That is known on all
+    /// ranks behind the same step: they read the same numbers, at the same points of the same program.
+    fn train(&mut self, rank: u32, mut batches: Batches) -> Result<(), TrainError> {
+        let steps = self.shared.config.train.steps;
+        for step in 1..=steps {
+            if self.window.begins_before(step) {
+                self.drain()?;
+                if self.stop.is_none() {
+                    self.window.begin(&self.run)?;
+                }
+            }
+            if self.stop.is_some() {
+                break;
+            }
+            self.submit(rank, step, &mut batches)?;
+            if self.window.ends_behind(step) {
+                self.drain()?;
+                self.window.end(&self.run)?;
+            }
+            if let Some(known) = self.losses.next()? {
+                self.take(known)?;
+            }
+        }
+        self.drain()?;
+        self.window.end(&self.run)
+    }
+
+    fn submit(&mut self, rank: u32, step: u64, batches: &mut Batches) -> Result<(), TrainError> {
+        let config = self.shared.config;
+        let lr = config.schedule().lr(step - 1);
+        let batch = batches.next_batch()?;
+        let parts: Vec<_> = batch.microbatches().collect();
+        self.run.stop.submit(&self.run.stream, self.shared.stop.asked(rank, step))?;
+        self.run.step(&parts, lr as f32)?;
+        self.losses.submitted(&self.run, lr)?;
+        let interval = config.train.eval_interval;
+        if let Some(eval) = self.eval.as_mut().filter(|_| step.is_multiple_of(interval) || step == config.train.steps) {
+            eval.submit(&self.run)?;
+            self.losses.evaluated(&self.run, eval)?;
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) -> Result<(), TrainError> {
+        while let Some(known) = self.losses.oldest()? {
+            self.take(known)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, known: Known) -> Result<(), TrainError> {
+        self.steps += 1;
+        self.stop = self.stop.or(known.stop);
+        let (loss, grad_norm, step) = (known.loss, known.grad_norm, self.steps);
+        if self.is_writer {
+            lend(&self.shared.log).step(known)?;
+        }
+        if loss.is_finite() {
+            return Ok(());
+        }
+        // The loss is that of the global batch, so every rank comes here, and none leaves before it is written.
+        self.run.meet()?;
+        Err(TrainError::Diverged { step, loss, grad_norm })
+    }
+
+    fn end(mut self) -> Result<Ended, TrainError> {
+        let config = self.shared.config;
+        let stopped = self.stop.filter(|_| self.steps < config.train.steps);
+        tracing::info!(steps = self.steps, stopped = stopped.map(Signal::number), "trainer.end_rank");
+        let wanted = self.is_writer && stopped.is_none() && config.log.sample_tokens > 0;
+        // While all ranks still have what they own, and before the sample: it is not what the run took.
+        self.run.meet()?;
+        let resident = if self.is_writer { resident_bytes() } else { None };
+        self.run.meet()?;
+        let tokenizer = self.shared.corpus.tokenizer();
+        let sample = wanted.then(|| write_sample(&mut self.run, config, tokenizer)).transpose()?;
+        let stream = &self.run.stream;
+        let streams = vec![(stream.index(), stream.name().to_owned())];
+        Ok(Ended { steps: self.steps, stopped, sample, trace: self.window.into_trace(), resident, streams })
+    }
+}
+
+fn lend(log: &Mutex<RunLog>) -> MutexGuard<'_, RunLog> {
+    log.lock().unwrap_or_else(|poison| poison.into_inner())
+}
