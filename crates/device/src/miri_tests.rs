@@ -183,30 +183,36 @@ fn miri_joint_operations_move_between_ranks() {
     assert_eq!(sent[0], want);
 }
 
-/// Launches `first`, and `second` while it runs.
+/// Says that it has begun, then touches all of the first argument.
+fn touch(args: &mut Args<'_>, begun: impl FnOnce() -> Result<(), OpError>) -> Result<(), OpError> {
+    match args.rows_mut::<f32>(0) {
+        Ok(mut rows) => {
+            begun()?;
+            (0..rows.len()).for_each(|i| rows.row_mut(i).fill(3.0));
+        }
+        Err(_) => {
+            let rows = args.rows::<f32>(0)?;
+            begun()?;
+            assert!((0..rows.len()).flat_map(|i| rows.row(i)).all(|x| *x >= 0.0));
+        }
+    }
+    Ok(())
+}
+
+/// Launches `first`, and `second` once that has begun: were both to run, nothing would order their touches, and Miri
+/// would call it a data race.
 fn overlap(first: Vec<Access>, second: Vec<Access>, device: &Device) -> Option<Error> {
     let (one, two) = (device.stream("one").unwrap(), device.stream("two").unwrap());
     let ((begun, begin), (go, wait)) = (mpsc::channel(), mpsc::channel());
     let ends = Mutex::new((begun, wait));
-    let touch = |args: &mut Args<'_>| -> Result<(), OpError> {
-        match args.rows_mut::<f32>(0) {
-            Ok(mut rows) => (0..rows.len()).for_each(|i| rows.row_mut(i).fill(3.0)),
-            Err(_) => {
-                let rows = args.rows::<f32>(0)?;
-                assert!((0..rows.len()).flat_map(|i| rows.row(i)).all(|x| *x >= 0.0));
-            }
-        }
-        Ok(())
-    };
     let held = Op::host("held", "test", first, move |args| {
         let ends = ends.lock().unwrap();
-        ends.0.send(())?;
-        touch(args)?;
+        touch(args, || Ok(ends.0.send(())?))?;
         Ok(ends.1.recv()?)
     });
     one.launch(held).unwrap();
     begin.recv().unwrap();
-    two.launch(Op::host("second", "test", second, touch)).unwrap();
+    two.launch(Op::host("second", "test", second, |args| touch(args, || Ok(())))).unwrap();
     let error = two.synchronize().err();
     go.send(()).unwrap();
     assert_eq!(one.synchronize().is_err(), error.is_some());
