@@ -22,6 +22,12 @@ use crate::{
     stream::{Item, Lane, Mark, StreamInner},
 };
 
+/// A batch below this is a sign that the worker is faster than whoever submits.
+const SMALL_BATCH: usize = 16;
+
+/// Turns of a spin loop that a worker then leaves the inbox alone for: about a microsecond.
+const LINGER: usize = if cfg!(miri) { 0 } else { 40 };
+
 /// The worker pool.
 pub(crate) struct CpuEngine {
     pool: Arc<Pool>,
@@ -177,6 +183,10 @@ impl Pool {
                 }
             }
             lane.at = 0;
+            if lane.batch.len() < SMALL_BATCH {
+                // A submitter at work would meet this worker at the inbox for every single operation.
+                (0..LINGER).for_each(|_| std::hint::spin_loop());
+            }
             if !stream.inbox.refill(&mut lane.batch) {
                 return;
             }
