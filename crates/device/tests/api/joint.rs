@@ -21,6 +21,7 @@ conformance! {
         a_barrier_orders_streams_of_different_ranks,
         a_member_may_use_several_streams_in_turn,
         handles_of_one_member_share_one_sequence,
+        sums_run_in_the_order_of_the_members,
         a_greatest_value_keeps_nan,
         low_precision_is_summed_in_f32,
         integers_are_summed_exactly,
@@ -305,6 +306,13 @@ fn a_greatest_value_keeps_nan(driver: &Driver) {
         let got = all_reduce(&driver.machine(), Reduce::Max, &values);
         assert!(got.iter().all(|x| x.is_nan()), "{got:?}");
     }
+}
+
+fn sums_run_in_the_order_of_the_members(driver: &Driver) {
+    // In f32 the one is lost beside 1e8, and kept where that has gone before.
+    assert_eq!(all_reduce(&driver.machine(), Reduce::Sum, &[1e8f32, 1.0, -1e8]), [0.0; 3]);
+    assert_eq!(all_reduce(&driver.machine(), Reduce::Sum, &[1e8f32, -1e8, 1.0]), [1.0; 3]);
+    assert_eq!(all_reduce(&driver.machine(), Reduce::Avg, &[1e8f32, -1e8, 3.0]), [1.0; 3]);
 }
 
 fn low_precision_is_summed_in_f32(driver: &Driver) {
