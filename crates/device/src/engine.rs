@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::{
     cpu::CpuEngine,
     device::DeviceInner,
+    machine::MachineInner,
     sim::SimEngine,
     stream::{Item, Mark, StreamInner},
 };
@@ -87,9 +88,9 @@ impl Engine {
         }
     }
 
-    pub(crate) fn enter(&self, rank: u32) {
+    pub(crate) fn enter(&self, rank: u32, machine: &MachineInner) {
         if let Engine::Sim(sim) = self {
-            sim.enter(rank);
+            sim.enter(rank, machine);
         }
     }
 

@@ -32,6 +32,8 @@ impl fmt::Display for OpRef {
 pub enum Departure {
     /// Its program returned while others still waited for it.
     Returned,
+    /// It was announced with [`Machine::expect`](crate::Machine::expect) and no thread entered for it.
+    NeverEntered,
     /// Its program panicked.
     Panicked,
     /// Its device or its program failed; this is the failure, as text.
@@ -44,6 +46,7 @@ impl fmt::Display for Departure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Departure::Returned => f.write_str("its program returned"),
+            Departure::NeverEntered => f.write_str("it was announced and its thread never entered"),
             Departure::Panicked => f.write_str("its program panicked"),
             Departure::Failed(cause) => write!(f, "it failed: {cause}"),
             Departure::Dropped => f.write_str("its stream was dropped with work queued"),
@@ -403,7 +406,7 @@ impl Error {
     /// This failure only repeats that of another rank.
     pub fn is_echo(&self) -> bool {
         // Whoever returned early has no error of its own to tell.
-        matches!(self, Error::PeerGone { how, .. } if *how != Departure::Returned)
+        matches!(self, Error::PeerGone { how, .. } if !matches!(how, Departure::Returned | Departure::NeverEntered))
     }
 }
 

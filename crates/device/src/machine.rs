@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How long a host waits while nothing at all moves, before it gives up and says who is missing. `sim` and `dry`
-    /// need no limit: they know at once.
+    /// know at once; there it is the limit for a rank that was announced and whose thread never enters.
     pub timeout: Duration,
     /// What fresh memory holds.
     pub fresh: Fresh,
@@ -196,7 +196,8 @@ impl Machine {
     }
 
     /// Makes `ranks` known before their threads start. Groups count on them again if they had left, and on `sim`
-    /// and `dry` the scheduler waits for all of them. Each thread then begins with [`Machine::enter`].
+    /// and `dry` the scheduler waits for all of them. Each thread then begins with [`Machine::enter`]; one that has not
+    /// within [`Options::timeout`] is gone from its groups ([`Departure::NeverEntered`]).
     pub fn expect(&self, ranks: impl IntoIterator<Item = u32>) {
         let ranks: Vec<u32> = ranks.into_iter().collect();
         // Whoever opens a group first must not take its peers of an earlier program for gone.
@@ -207,7 +208,7 @@ impl Machine {
     /// This thread is the host of `rank` until the guard is dropped. On `sim` and `dry` it blocks until it is this
     /// rank's turn.
     pub fn enter(&self, rank: u32) -> HostTurn {
-        self.0.engine.enter(rank);
+        self.0.engine.enter(rank, &self.0);
         HostTurn { machine: self.clone(), rank }
     }
 

@@ -12,10 +12,11 @@ use super::{
     state::{Candidate, Lane, Meet, State, key},
 };
 use crate::{
-    Asked, Error,
+    Asked, Departure, Error,
     cpu::{self, Alone},
     device::DeviceInner,
     engine::Waited,
+    machine::MachineInner,
     stream::{Item, Mark, StreamInner},
 };
 
@@ -105,15 +106,13 @@ impl SimEngine {
         }
     }
 
-    pub(crate) fn enter(&self, rank: u32) {
+    pub(crate) fn enter(&self, rank: u32, machine: &MachineInner) {
         let mut state = self.free();
         state.hosts.by_rank.entry(rank).or_insert(Host::Ready);
         if state.hosts.turn.is_none() {
             state.hosts.pass_turn();
         }
-        while state.hosts.turn != Some(rank) {
-            state = self.wait(state);
-        }
+        state = self.await_turn(state, rank, machine);
         state.hosts.by_rank.insert(rank, Host::Running);
     }
 
@@ -158,11 +157,36 @@ impl SimEngine {
         state.hosts.by_rank.insert(rank, Host::Blocked { mark: mark.clone(), what });
         state.hosts.turn = None;
         state = self.pass_turn(state);
-        while state.hosts.turn != Some(rank) {
-            state = self.wait(state);
-        }
+        state = self.await_turn(state, rank, &device.machine);
         state.hosts.by_rank.insert(rank, Host::Running);
         Waited::Done
+    }
+
+    /// Blocks until it is the turn of `rank`. A rank that was announced and whose thread does not enter holds the turn
+    /// of all: after the machine's limit it has left its groups, and the others go on without it.
+    fn await_turn<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        rank: u32,
+        machine: &MachineInner,
+    ) -> MutexGuard<'a, State> {
+        while state.hosts.turn != Some(rank) {
+            let holder = state.hosts.absent();
+            let limit = machine.options.timeout;
+            let waited = self.turn.wait_timeout(state, limit).unwrap_or_else(|poison| poison.into_inner());
+            let over;
+            (state, over) = (waited.0, waited.1.timed_out());
+            let Some(absent) = holder.filter(|_| over && state.hosts.absent() == holder) else { continue };
+            state.hosts.by_rank.remove(&absent);
+            state.hosts.turn = None;
+            drop(state);
+            machine.depart(absent, Departure::NeverEntered);
+            state = self.free();
+            if state.hosts.turn.is_none() {
+                state = self.pass_turn(state);
+            }
+        }
+        state
     }
 
     /// Runs operations until some host can go on, and gives it the turn.

@@ -35,6 +35,11 @@ impl Hosts {
         next.map(|(rank, _)| *rank)
     }
 
+    /// Whoever has the turn and has not taken it up.
+    pub(super) fn absent(&self) -> Option<u32> {
+        self.turn.filter(|rank| matches!(self.by_rank.get(rank), Some(Host::Ready)))
+    }
+
     /// Some host could go on.
     pub(super) fn can_pass(&self) -> bool {
         self.next().is_some()

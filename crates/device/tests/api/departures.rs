@@ -229,3 +229,34 @@ fn a_departure_reaches_every_group_of_the_rank(driver: &Driver) {
         assert_eq!(error.to_string(), want);
     }
 }
+
+/// Not on `dry`, whose limit is a minute; there it is the same scheduler.
+#[test]
+fn a_rank_that_was_announced_and_never_enters_is_gone_from_its_groups() {
+    super::drivers::on_seeds(|driver| {
+        let machine = driver.limited(SHORT);
+        machine.expect([1, 2, 4]);
+        let errors = std::thread::scope(|scope| {
+            // Rank 1 has no thread: it is the lowest, so the turn is its to begin with.
+            let ranks = [4, 2].map(|rank| {
+                let machine = &machine;
+                scope.spawn(move || {
+                    let _turn = machine.enter(rank);
+                    let (_device, stream) = open(machine, rank, "comm");
+                    barrier(&stream, "dp", &[4, 1, 2]).and_then(|()| stream.synchronize()).unwrap_err()
+                })
+            });
+            ranks.map(|rank| rank.join().unwrap())
+        });
+        for error in errors {
+            assert!(matches!(&error, Error::PeerGone { rank: 1, how: Departure::NeverEntered, .. }), "{error}");
+            assert!(!error.is_echo(), "nobody else has the cause");
+            assert!(error.to_string().contains("its thread never entered"), "{error}");
+        }
+        // Whoever comes late finds that the others have given it up.
+        let _turn = machine.enter(1);
+        let (_device, late) = open(&machine, 1, "comm");
+        let error = barrier(&late, "dp", &[4, 1, 2]).and_then(|()| late.synchronize()).unwrap_err();
+        assert!(matches!(error, Error::PeerGone { .. }), "{error}");
+    });
+}
