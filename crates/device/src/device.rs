@@ -11,7 +11,7 @@ use std::{
 use crate::{
     Allocation, DType, Departure, Error, Event, Machine, MemoryKind, Op, OpRef, Shape, Stream, TraceEvent, View,
     cpu::{Claims, Storage},
-    engine::Waited,
+    engine::{Awaited, Waited},
     event::EventInner,
     machine::MachineInner,
     stream::{Mark, StreamInner},
@@ -115,15 +115,15 @@ impl DeviceInner {
         OpRef { name, site: site.to_owned(), rank: self.rank, stream, seq }
     }
 
-    pub(crate) fn wait(&self, mark: &Arc<Mark>, what: &str) -> Result<(), Error> {
+    pub(crate) fn wait(&self, mark: &Arc<Mark>, what: Awaited<'_>) -> Result<(), Error> {
         let machine = &self.machine;
-        machine.tracer.add(|| TraceEvent::HostWait { rank: self.rank, what: what.to_owned() });
+        machine.tracer.add(|| TraceEvent::HostWait { rank: self.rank, what: what.name().to_owned() });
         match machine.engine.wait_host(self, mark, what) {
             Waited::Done => {}
             Waited::NothingMoved => {
                 let after = machine.options.timeout;
                 let pending = machine.pending();
-                let error = Error::Timeout { rank: self.rank, stream: what.to_owned(), after, pending };
+                let error = Error::Timeout { rank: self.rank, what: what.to_string(), after, pending };
                 machine.fail(self, error);
             }
         }
@@ -252,7 +252,7 @@ impl Device {
         let live: Vec<_> = live.into_iter().filter(|s| !s.is_dropped()).collect();
         let marks: Vec<_> = live.iter().map(|s| (s.mark(), s)).collect();
         for (mark, stream) in marks {
-            self.inner().wait(&mark, &stream.name)?;
+            self.inner().wait(&mark, Awaited::Stream(&stream.name))?;
             stream.inbox.sweep();
         }
         self.inner().check()
@@ -263,7 +263,7 @@ impl Device {
         self.inner().check().err()
     }
 
-    pub(crate) fn wait_host(&self, mark: &Arc<Mark>, what: &str) -> Result<(), Error> {
+    pub(crate) fn wait_host(&self, mark: &Arc<Mark>, what: Awaited<'_>) -> Result<(), Error> {
         self.inner().wait(mark, what)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Device, Error, stream::Mark};
+use crate::{Device, Error, engine::Awaited, stream::Mark};
 
 /// The record that a wait binds to.
 #[derive(Clone)]
@@ -54,7 +54,7 @@ impl Event {
             stream: "(host)".into(),
             event: self.0.name.clone(),
         })?;
-        self.0.device.wait_host(&bound.mark, &self.0.name)
+        self.0.device.wait_host(&bound.mark, Awaited::Event(&self.0.name))
     }
 
     pub(crate) fn bound(&self) -> Option<Bound> {

@@ -7,6 +7,7 @@ use crate::{
     TraceEvent, View, WaitOutcome, Why,
     device::DeviceInner,
     download::Download,
+    engine::Awaited,
     event::Bound,
     exchange::{Request, check_exchange},
     handoff::{self, Inbox},
@@ -417,7 +418,7 @@ impl Stream {
         let inner = self.inner();
         inner.device.check()?;
         let mark = inner.mark();
-        let waited = inner.device.wait(&mark, &inner.name);
+        let waited = inner.device.wait(&mark, Awaited::Stream(&inner.name));
         inner.inbox.sweep();
         waited
     }
