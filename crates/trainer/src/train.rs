@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod arena_test;
+mod data_parallel; // buckets, the optimizer, who publishes when
 mod eval; // the loss on text that is not trained on
 mod loss_log; // losses on their way to the host, at most two steps behind
 mod normalize; // what a token's gradient is multiplied with
@@ -20,6 +21,7 @@ mod trained; // what a run leaves
 mod writer; // text from the trained model
 
 pub use self::{
+    data_parallel::ParallelSummary,
     peak::product_peak,
     plan::{RunPlan, dry_run, plan_run},
     run::{RunOptions, TimelineConfig, default_run_dir, train},
