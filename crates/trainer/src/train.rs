@@ -8,6 +8,8 @@ mod loss_log; // losses on their way to the host, at most two steps behind
 mod normalize; // what a token's gradient is multiplied with
 #[cfg(test)]
 mod normalize_test;
+#[cfg(test)]
+mod parallel_test;
 mod peak; // what products can do here at best
 mod plan; // memory and work, from a dry pass of the same program
 mod rank; // what one rank owns, and one step of it

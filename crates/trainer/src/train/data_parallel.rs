@@ -82,6 +82,12 @@ impl DataParallel {
         Ok(self.updates.download(self.optimizer.grad_norm())?)
     }
 
+    /// Memory of all buckets, in the plan's order of bucket groups.
+    #[cfg(test)]
+    pub(super) fn buckets(&self) -> impl Iterator<Item = ddp::BucketMemory> {
+        self.ddp.buckets()
+    }
+
     /// Makes the reduced gradients readable by what is submitted to `stream`.
     #[cfg(test)]
     pub(super) fn read_grads(&self, stream: &Stream) -> Result<(), TrainError> {

@@ -65,10 +65,7 @@ const CHAPTERS: &[Chapter] = &[
     Chapter {
         title: "What this version cannot do",
         about: "Settings that a later version will have.",
-        cases: &[
-            &["layout.tp=2"],
-            &["precision.grad=bf16"],
-        ],
+        cases: &[&["layout.tp=2"], &["precision.grad=bf16"]],
     },
 ];
 
