@@ -18,7 +18,7 @@ use self::{
 };
 pub use self::{
     loss_scale::{LossScale, LossScaleConfig, StepOutcome},
-    settings::{GradCheck, NormKind, OptimizerConfig, ParamGroup},
+    settings::{AdamConfig, GradCheck, NormKind, OptimizerConfig, ParamGroup},
 };
 use crate::{Ddp, DdpError, Scaling, gates::Crowd, why};
 

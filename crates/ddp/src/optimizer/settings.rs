@@ -1,6 +1,36 @@
 //! Settings of an optimizer.
 
-use crate::{AdamConfig, DdpError, LossScaleConfig};
+use crate::{DdpError, LossScaleConfig};
+
+/// AdamW's own settings, which hold for a whole run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamConfig {
+    /// Decay of the first moment, in 0..1.
+    pub beta1: f64,
+    /// Decay of the second moment, in 0..1.
+    pub beta2: f64,
+    /// Added to the root of the second moment, over 0.
+    pub eps: f64,
+    /// The largest gradient norm that is not clipped; 0 turns clipping off.
+    pub clip: f64,
+}
+
+impl Default for AdamConfig {
+    /// 0.9, 0.95, 1e-8, 1.0.
+    fn default() -> Self {
+        AdamConfig { beta1: 0.9, beta2: 0.95, eps: 1e-8, clip: 1.0 }
+    }
+}
+
+impl AdamConfig {
+    fn check(&self) -> Result<(), DdpError> {
+        for (name, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
+            setting((0.0..1.0).contains(&beta), name, beta, "it must be at least 0 and under 1")?;
+        }
+        setting(self.eps > 0.0, "eps", self.eps, "it must be over 0")?;
+        setting(self.clip >= 0.0, "clip", self.clip, "it must not be negative; 0 turns clipping off")
+    }
+}
 
 /// Parameters that share a weight decay and bounds of the learning rate. Groups are never merged, also if they are
 /// equal: a schedule, or a checkpoint, finds each by its place.
@@ -74,9 +104,6 @@ impl OptimizerConfig {
 
     pub(crate) fn check(&self) -> Result<(), DdpError> {
         self.adam.check()?;
-        let setting = |holds: bool, setting, value, rule| {
-            if holds { Ok(()) } else { Err(DdpError::Setting { setting, value, rule }) }
-        };
         setting(!self.groups.is_empty(), "groups", 0.0, "there must be at least one")?;
         for group in &self.groups {
             setting(group.weight_decay >= 0.0, "weight_decay", group.weight_decay, "it must not be negative")?;
@@ -97,4 +124,8 @@ impl OptimizerConfig {
         ];
         differences.iter().find(|(same, _)| !same).map(|(_, what)| *what)
     }
+}
+
+fn setting(holds: bool, setting: &'static str, value: f64, rule: &'static str) -> Result<(), DdpError> {
+    if holds { Ok(()) } else { Err(DdpError::Setting { setting, value, rule }) }
 }
