@@ -1,9 +1,6 @@
 //! From a plan and a collection of groups to everything that a step needs.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, atomic::AtomicU8},
-};
+use std::sync::{Arc, Mutex, atomic::AtomicU8};
 
 use device::{DType, Device, Error, MemoryKind, Reduce, Stream, ops::Fill};
 use pgroups::{Axis, Group, Key, ParamClass, PgError, ProcessGroups};
@@ -58,6 +55,7 @@ pub(crate) fn build(
         owned: 0,
         used: vec![0; params.len()],
         opened: vec![0; params.len()],
+        open: vec![0; params.len()],
         publications: vec![None; plan.groups().len()],
     };
     let core = Arc::new(Core {
@@ -67,7 +65,6 @@ pub(crate) fn build(
         })?,
         first_read,
         reduce_order,
-        index: params.iter().enumerate().map(|(place, param)| (param.id(), place)).collect::<HashMap<_, _>>(),
         replicas: buffers.trained().iter().map(replica).collect(),
         params,
         staging: staging(plan, &device, &config)?,

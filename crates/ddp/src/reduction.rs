@@ -6,7 +6,7 @@ use device::{
     DType, Stream,
     ops::{Axpy, Cast, Factor, Fill, Scale},
 };
-use pgroups::{After, Landed, Param, PgError};
+use pgroups::{After, Keep, Landed, Param, PgError};
 
 use crate::{
     Accumulation, DdpError, GradOverlap, Unfilled,
@@ -23,6 +23,16 @@ pub(crate) struct Sink {
 }
 
 impl Landed for Sink {
+    fn keep(&self, _: &Param) -> Option<Keep> {
+        self.core.upgrade().map(|core| Keep::Times(core.keep.clone()))
+    }
+
+    fn open(&self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError> {
+        let Some(core) = self.core.upgrade() else { return Ok(None) };
+        let first = core.open_grad(self.param, stream).map_err(|error| error.into_backend(param.name()))?;
+        Ok(Some(if first { Keep::Times(core.keep.clone()) } else { Keep::All }))
+    }
+
     fn landed(&self, param: &Param, after: After<'_>) -> Result<(), PgError> {
         let Some(core) = self.core.upgrade() else { return Ok(()) };
         core.land(self.param, after).map_err(|error| error.into_backend(param.name()))
@@ -35,6 +45,11 @@ impl Core {
         if state.phase != Phase::Microbatch {
             return Err(DdpError::NoMicrobatch { param: self.params[param].name().to_owned() });
         }
+        // Whoever has not asked may have written over what the last step still reads.
+        let Some(open) = state.open[param].checked_sub(1) else {
+            return Err(DdpError::NotOpened { param: self.params[param].name().to_owned() });
+        };
+        state.open[param] = open;
         let group = self.group_of(param);
         if self.records(Record::Landed) {
             group.landed.note(after)?;
@@ -63,13 +78,14 @@ impl Core {
 
     /// Makes the gradient buffer of a parameter writable by `stream`. True for its first contribution of the
     /// microbatch.
-    pub(crate) fn open_grad(&self, param: usize, stream: &Stream) -> Result<bool, DdpError> {
+    fn open_grad(&self, param: usize, stream: &Stream) -> Result<bool, DdpError> {
         let first = {
             let mut state = lock(&self.state);
             if state.phase != Phase::Microbatch {
                 return Err(DdpError::NoMicrobatch { param: self.params[param].name().to_owned() });
             }
             let microbatch = state.microbatch;
+            state.open[param] += 1;
             std::mem::replace(&mut state.opened[param], microbatch) != microbatch
         };
         self.write_grads(self.group_of(param), stream)?;
@@ -95,6 +111,7 @@ impl Core {
             }
         }
         state.phase = Phase::Microbatch;
+        state.open.fill(0);
         state.microbatch += 1;
         let value = match state.microbatch {
             1 => 0.0,

@@ -8,6 +8,8 @@ mod adam;
 mod decision;
 #[path = "api/mutation.rs"]
 mod mutation;
+#[path = "api/opening.rs"]
+mod opening;
 #[path = "api/optimizer.rs"]
 mod optimizer;
 #[path = "api/orders.rs"]

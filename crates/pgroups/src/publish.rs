@@ -5,7 +5,7 @@
 
 use device::{Event, Stream};
 
-use crate::{error::PgError, param::Param};
+use crate::{error::PgError, param::Param, weights::Keep};
 
 /// How often a publisher's values were written, and up to which write they were published.
 ///
@@ -62,8 +62,21 @@ pub trait Publish: Send + Sync {
     fn done(&self, after: After<'_>) -> Result<(), PgError>;
 }
 
-/// Learns that a use's gradient is in a parameter's `main_grad`.
+/// Whoever reduces a parameter's `main_grad`: says when it may be written, and learns that a use's gradient is in it.
+///
+/// Contributions come in pairs: [`open`](Landed::open), submit what adds, [`landed`](Landed::landed).
 pub trait Landed: Send + Sync {
+    /// What a parameter's first contribution of a microbatch does with what `main_grad` holds, told without changing
+    /// anything: what a captured pass bakes in. Later ones of the same microbatch add. None: it does not say.
+    fn keep(&self, param: &Param) -> Option<Keep>;
+
+    /// A contribution to `param` is about to be submitted to `stream`: orders it behind everything that still reads or
+    /// writes the gradient, and says what becomes of what it holds. None: it does not say.
+    ///
+    /// # Errors
+    /// The backend's; those of other crates through [`PgError::backend`].
+    fn open(&self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError>;
+
     /// The gradient of one use of `param` has been added.
     ///
     /// # Errors
@@ -84,6 +97,21 @@ pub trait Recorder {
     /// # Errors
     /// As [`Recorder::read`].
     fn done(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError>;
+
+    /// A gradient of `param` is about to be written on `stream`; says what becomes of what is there, as [`Turn::open`]
+    /// does. No sink is asked to open: that would order the capturing stream behind work outside the graph.
+    ///
+    /// A recorder notes the use, in order, as an in-gate of its graph, and answers for the sink: with [`Landed::keep`]
+    /// for a parameter's first use in the microbatch, counting those in graphs captured before, else with
+    /// [`Keep::All`]. Before each launch of the graph, each noted use is opened with [`Landed::open`] on the launching
+    /// stream, so that the graph runs behind the gates; an answer other than the captured one means that the graph is
+    /// replayed out of its place, and it is refused. After the launch, as many gradients land.
+    ///
+    /// # Errors
+    /// As [`Recorder::read`].
+    ///
+    /// [`Turn::open`]: crate::Turn::open
+    fn open(&mut self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError>;
 
     /// A gradient of `param` has landed on `stream`.
     ///

@@ -49,7 +49,8 @@ impl GradOut {
 /// Hands weights to the blocks of a model for one pass: whole, or gathered on demand, or in a way of the user's own.
 ///
 /// Around each use: `take`, submit what reads the weight, `give_back`. Around each weight gradient: `grad`, submit
-/// what writes it, `grad_done`.
+/// what writes it, `grad_done`. A layout of the user's own reads through [`Turn::read`] and ends reads with
+/// [`Turn::done`]; where it adds to a main gradient it asks [`Turn::open`] first, and calls [`Turn::landed`] behind.
 pub trait Weights {
     /// The weight, readable by what is submitted to `stream` until it is given back.
     ///
@@ -80,32 +81,25 @@ pub trait Weights {
 }
 
 /// Weights that every rank holds whole, where they are used: nothing is gathered, gradients go straight to
-/// `main_grad`.
+/// `main_grad`, behind the gate of whoever reduces them.
+///
+/// What a contribution does with what the gradient holds is for the attached [`Landed`](crate::Landed) to say, or for
+/// the recorder of a captured pass. Only where nobody says it the rule holds that the constructor has been given.
 pub struct Whole<'c> {
     turn: Turn<'c>,
     first: First,
 }
 
-/// What a parameter's first contribution of the pass does with what its gradient holds.
-enum First {
-    Adds,
-    /// Parameters that had theirs: a tied embedding has two uses, and the second must not wipe out the first.
-    Keeps {
-        flag: View,
-        had: HashMap<ParamId, Param>,
-    },
-}
-
 impl<'c> Whole<'c> {
-    /// Every contribution is added; whoever begins a step has set the gradients to zero.
+    /// Where nobody says otherwise every contribution is added; whoever begins a step has set the gradients to zero.
     #[must_use]
     pub fn new(turn: Turn<'c>) -> Whole<'c> {
         Whole { turn, first: First::Adds }
     }
 
-    /// The first contribution of the pass to each parameter multiplies what is there by `flag`, f32 `[1]` on the
-    /// device: 0 in the first microbatch of a step, else 1. A parameter without a use in the first microbatch has to
-    /// be set to zero.
+    /// Where nobody says otherwise the first contribution of the pass to each parameter multiplies what is there by
+    /// `flag`, f32 `[1]` on the device: 0 in the first microbatch of a step, else 1. A parameter without a use in the
+    /// first microbatch has to be set to zero.
     #[must_use]
     pub fn keeping(turn: Turn<'c>, flag: &View) -> Whole<'c> {
         Whole { turn, first: First::Keeps { flag: flag.clone(), had: HashMap::new() } }
@@ -121,14 +115,9 @@ impl Weights for Whole<'_> {
         self.turn.done(param, stream)
     }
 
-    fn grad(&mut self, param: &Param, _stream: &Stream) -> Result<GradOut, PgError> {
-        let keep = match &mut self.first {
-            First::Adds => Keep::All,
-            First::Keeps { flag, had } => {
-                let is_first = had.insert(param.id(), param.clone()).is_none();
-                if is_first { Keep::Times(flag.clone()) } else { Keep::All }
-            }
-        };
+    fn grad(&mut self, param: &Param, stream: &Stream) -> Result<GradOut, PgError> {
+        let said = self.turn.open(param, stream)?;
+        let keep = said.unwrap_or_else(|| self.first.keep(param));
         Ok(GradOut::Main { grad: param.main_grad(), keep })
     }
 
@@ -138,5 +127,27 @@ impl Weights for Whole<'_> {
 
     fn enter(&mut self, pass: Pass) -> Pass {
         self.turn.enter(pass)
+    }
+}
+
+/// What a parameter's first contribution of the pass does with what its gradient holds.
+enum First {
+    Adds,
+    /// Parameters that had theirs: a tied embedding has two uses, and the second must not wipe out the first.
+    Keeps {
+        flag: View,
+        had: HashMap<ParamId, Param>,
+    },
+}
+
+impl First {
+    fn keep(&mut self, param: &Param) -> Keep {
+        match self {
+            First::Adds => Keep::All,
+            First::Keeps { flag, had } => {
+                let is_first = had.insert(param.id(), param.clone()).is_none();
+                if is_first { Keep::Times(flag.clone()) } else { Keep::All }
+            }
+        }
     }
 }

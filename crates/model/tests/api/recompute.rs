@@ -7,7 +7,7 @@ use device::{
     ops::{Axpy, Factor, Fill, Scale},
 };
 use model::{Block, GptConfig, GptPlan, Microbatch, ModelError, Recompute, RecomputeLayers};
-use pgroups::{GradOut, Param, Pass, PgError, Recorder, Turn, Weights};
+use pgroups::{GradOut, Keep, Param, Pass, PgError, Recorder, Turn, Weights};
 
 use crate::{
     rig::{Case, Layout, Results, Rig, cut, cut_llama, tiny, tiny_llama, values},
@@ -176,6 +176,7 @@ impl Weights for Gathers<'_> {
 
     fn grad_done(&mut self, p: &Param, on: &Stream) -> Result<(), PgError> {
         let scratch = self.scratch.remove(p.name()).expect("asked for before it is done");
+        self.turn.open(p, on)?;
         on.launch(Axpy { alpha: Factor::Const(1.0), x: &scratch, y: &p.main_grad() }.op("reduce")?)?;
         self.turn.landed(p, on)
     }
@@ -201,6 +202,10 @@ impl Recorder for Notes {
     fn done(&mut self, _: &Param, _: &Stream) -> Result<(), PgError> {
         self.releases += 1;
         Ok(())
+    }
+
+    fn open(&mut self, _: &Param, _: &Stream) -> Result<Option<Keep>, PgError> {
+        Ok(None)
     }
 
     fn landed(&mut self, _: &Param, _: &Stream) -> Result<(), PgError> {

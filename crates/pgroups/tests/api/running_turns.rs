@@ -6,7 +6,8 @@ use std::sync::{
 };
 
 use device::{
-    Access, DType, Device, Event, Machine, MemoryKind, Op, Stream, TraceEvent, View, WaitOutcome, ops::Accumulate,
+    Access, DType, Device, Event, Machine, MemoryKind, Op, Stream, TraceEvent, View, WaitOutcome, Why,
+    ops::{Accumulate, Fill},
 };
 use pgroups::{After, Epochs, GradOut, Keep, Landed, Param, Pass, PgError, Publish, Recorder, Turn, Weights, Whole};
 
@@ -71,13 +72,30 @@ impl Publish for Counting {
     }
 }
 
-#[derive(Default)]
-struct Sink(Mutex<Vec<String>>);
+/// Writes down every call; its gradients are free behind `free`, and are kept times `flag`.
+struct Sink {
+    notes: Mutex<Vec<String>>,
+    free: Event,
+    flag: Option<View>,
+}
+
+/// Orders a contribution behind whoever still reads the gradient.
+const FREE: Why = Why("test.grad_after_free");
 
 impl Landed for Sink {
+    fn keep(&self, _: &Param) -> Option<Keep> {
+        self.flag.clone().map(Keep::Times)
+    }
+
+    fn open(&self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError> {
+        self.notes.lock().unwrap().push(format!("open {}@{}", param.name(), stream.name()));
+        stream.wait(&self.free, FREE)?;
+        Ok(self.keep(param))
+    }
+
     fn landed(&self, param: &Param, after: After<'_>) -> Result<(), PgError> {
         let After::Stream(stream) = after else { panic!("an eager pass lands on streams") };
-        self.0.lock().unwrap().push(format!("{}@{}", param.name(), stream.name()));
+        self.notes.lock().unwrap().push(format!("landed {}@{}", param.name(), stream.name()));
         Ok(())
     }
 }
@@ -99,6 +117,10 @@ impl Recorder for Tape {
     }
     fn done(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
         self.note("done", param, stream)
+    }
+    fn open(&mut self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError> {
+        self.note("open", param, stream)?;
+        Ok(param.landed_sink().and_then(|sink| sink.keep(param)))
     }
     fn landed(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
         self.note("landed", param, stream)
@@ -134,7 +156,9 @@ impl Rig {
             done: Mutex::default(),
             hands_off,
         });
-        let sink = Arc::new(Sink::default());
+        let free = device.event("free");
+        compute.record(&free).unwrap();
+        let sink = Arc::new(Sink { notes: Mutex::default(), free, flag: None });
         param.attach(Some(publisher.clone()), Some(sink.clone()));
         Rig { device, compute, param, bucket, publisher, sink }
     }
@@ -246,17 +270,18 @@ fn a_recorded_pass_tells_the_recorder_and_nobody_else() {
         let mut turn = Turn::recorded(pass, &mut tape);
         turn.read(&rig.param, &rig.compute).unwrap();
         turn.done(&rig.param, &rig.compute).unwrap();
+        assert!(turn.open(&rig.param, &rig.compute).unwrap().is_none());
         turn.landed(&rig.param, &rig.compute).unwrap();
     }
-    let [done, landed] = ["done wte@compute", "landed wte@compute"];
-    assert_eq!(tape.0, ["read wte@compute", done, landed, done, landed, done, landed]);
+    let [done, open, landed] = ["done wte@compute", "open wte@compute", "landed wte@compute"];
+    assert_eq!(tape.0, ["read wte@compute", done, open, landed, done, open, landed, done, open, landed]);
     assert_eq!(rig.counts(), (0, 0));
-    assert!(rig.publisher.done.lock().unwrap().is_empty() && rig.sink.0.lock().unwrap().is_empty());
+    assert!(rig.publisher.done.lock().unwrap().is_empty() && rig.sink.notes.lock().unwrap().is_empty());
     assert!(machine.trace_stop().events.is_empty(), "nothing was submitted");
     // Also a parameter without a publisher: one may be attached before the replay.
     rig.param.attach(None, None);
     Turn::recorded(Pass::Forward, &mut tape).read(&rig.param, &rig.compute).unwrap();
-    assert_eq!(tape.0.len(), 8);
+    assert_eq!(tape.0.len(), 11);
 }
 
 #[test]
@@ -268,6 +293,7 @@ fn a_parameter_without_a_publisher_costs_nothing() {
     let mut turn = Turn::eager(Pass::Forward);
     assert!(turn.read(&rig.param, &rig.compute).unwrap().same_as(&rig.bucket.value));
     turn.done(&rig.param, &rig.compute).unwrap();
+    assert!(turn.open(&rig.param, &rig.compute).unwrap().is_none());
     turn.landed(&rig.param, &rig.compute).unwrap();
     assert_eq!(rig.counts(), (0, 0));
     assert!(machine.trace_stop().events.is_empty());
@@ -343,7 +369,58 @@ fn whole_weights_take_give_back_and_land_through_the_turn() {
     }
     assert_eq!(rig.counts(), (1, 1));
     assert_eq!(*rig.publisher.done.lock().unwrap(), ["compute"]);
-    assert_eq!(*rig.sink.0.lock().unwrap(), ["wte@compute"; 2]);
+    assert_eq!(*rig.sink.notes.lock().unwrap(), ["open wte@compute", "landed wte@compute"].repeat(2));
+}
+
+/// Reads the gradient on a stream of its own, as a reduction of the last step does, while whole weights contribute.
+fn contribute_beside_a_reader(seed: u64, drop_wait: bool) -> f32 {
+    let machine = Machine::sim(seed);
+    if drop_wait {
+        machine.drop_waits(FREE);
+    }
+    let rig = Rig::new(&machine, false);
+    let grad = rig.param.main_grad();
+    rig.compute.upload(&grad, vec![3f32; 4]).unwrap();
+    rig.compute.synchronize().unwrap();
+    let side = rig.device.stream("side").unwrap();
+    let seen = side.download::<f32>(&grad).unwrap();
+    side.record(&rig.sink.free).unwrap();
+    let mut weights = Whole::new(Turn::eager(Pass::Backward));
+    let out = weights.grad(&rig.param, &rig.compute).unwrap();
+    rig.compute.launch(Fill { y: out.target().0, value: 7.0 }.op("backward").unwrap()).unwrap();
+    weights.grad_done(&rig.param, &rig.compute).unwrap();
+    seen.wait().unwrap()[0]
+}
+
+#[test]
+fn whole_weights_write_a_gradient_only_behind_whoever_still_reads_it() {
+    assert!((0..20).all(|seed| contribute_beside_a_reader(seed, false) == 3.0));
+    assert!((0..20).any(|seed| contribute_beside_a_reader(seed, true) != 3.0));
+}
+
+#[test]
+fn what_becomes_of_a_gradient_is_for_the_sink_to_say_also_in_a_captured_pass() {
+    let machine = Machine::sim(1);
+    let rig = Rig::new(&machine, false);
+    let flag = |label| rig.device.alloc(label, &[1], DType::F32, MemoryKind::Other).unwrap();
+    let (own, the_sinks) = (flag("own"), flag("the sink's"));
+    let keeps = |turn: Turn<'_>| match Whole::keeping(turn, &own).grad(&rig.param, &rig.compute).unwrap() {
+        GradOut::Main { keep: Keep::Times(by), .. } => by,
+        other => panic!("{other:?}"),
+    };
+    let free = rig.sink.free.clone();
+    let says = Arc::new(Sink { notes: Mutex::default(), free, flag: Some(the_sinks.clone()) });
+    rig.param.attach(None, Some(says.clone()));
+    assert!(keeps(Turn::eager(Pass::Backward)).same_as(&the_sinks));
+    let mut tape = Tape::default();
+    assert!(keeps(Turn::recorded(Pass::Backward, &mut tape)).same_as(&the_sinks));
+    assert_eq!((tape.0.len(), says.notes.lock().unwrap().len()), (1, 1), "a captured pass opens nothing");
+    // Nobody says it: the rule of the pass.
+    for sink in [None, Some(rig.sink.clone() as Arc<dyn Landed>)] {
+        rig.param.attach(None, sink);
+        assert!(keeps(Turn::eager(Pass::Backward)).same_as(&own));
+        assert!(keeps(Turn::recorded(Pass::Backward, &mut tape)).same_as(&own));
+    }
 }
 
 #[test]
