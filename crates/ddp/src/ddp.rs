@@ -6,7 +6,7 @@ use device::{Stream, View};
 use pgroups::{Group, ParamClass, ProcessGroups};
 
 use crate::{
-    BucketPlan, Completion, DdpConfig, DdpError, ParamBuffers, Publication, Record, Scaling, attach::build,
+    BucketPlan, Buffers, Completion, DdpConfig, DdpError, ParamBuffers, Publication, Record, Scaling, attach::build,
     completion::Planned, core::Core, gates::lock, why,
 };
 
@@ -15,7 +15,7 @@ use crate::{
 /// A step: [`begin_microbatch`](Ddp::begin_microbatch), forward and backward with [`Whole`](pgroups::Whole) or any other
 /// [`Weights`](pgroups::Weights), [`end_microbatch`](Ddp::end_microbatch), again for each microbatch, all but the last inside
 /// [`no_sync`](Ddp::no_sync); then [`finish_grads`](Ddp::finish_grads) and the optimizer's step. Nothing here waits for
-/// the device but [`attach`](Ddp::attach). All ranks of a reduction group do the same in the same order.
+/// the device but [`attach`](Ddp::attach) and [`offload`](Ddp::offload). All ranks of a reduction group do the same in the same order.
 pub struct Ddp {
     core: Arc<Core>,
     completions: Vec<Planned>,
@@ -150,8 +150,9 @@ impl Ddp {
     /// With sharding, only this rank's shards hold them.
     ///
     /// # Errors
-    /// The device's.
+    /// [`DdpError::Offloaded`]; the device's.
     pub fn read_grads(&self, stream: &Stream) -> Result<(), DdpError> {
+        self.core.resident(Buffers::Grads)?;
         Ok(stream.wait(&self.core.finished, why::READ_GRADS_AFTER_REDUCE)?)
     }
 
@@ -216,6 +217,7 @@ impl Ddp {
         loaded: Loaded,
         mut write: impl FnMut(&BucketMemory) -> Result<(), DdpError>,
     ) -> Result<(), DdpError> {
+        self.core.resident(Buffers::Values)?;
         if let Some(group) = self.core.unread() {
             return Err(DdpError::PublicationInFlight { group: group.to_owned() });
         }

@@ -5,7 +5,7 @@ use std::fmt;
 use pgroups::{GlobalRank, ParamClass, PgError};
 use thiserror::Error;
 
-use crate::Stored;
+use crate::{Buffers, Stored};
 
 /// Failures of plans, of the reduction, of the publication and of the optimizer.
 #[derive(Debug, Clone, Error)]
@@ -186,6 +186,20 @@ pub enum DdpError {
     PublicationInFlight {
         /// The bucket group.
         group: String,
+    },
+    /// Buffers that would leave the device within a step.
+    #[error(
+        "{what} are offloaded between two steps: finish this one's gradients first, or give them up with zero_grads"
+    )]
+    OffloadInStep {
+        /// The buffers.
+        what: Buffers,
+    },
+    /// A use of buffers that are in host memory. Nothing was submitted.
+    #[error("the {what} are offloaded, and their memory is lent: restore them first (Offloaded::restore)")]
+    Offloaded {
+        /// The buffers.
+        what: Buffers,
     },
     /// A division by tokens that scaling does not ask for, or the other way round.
     #[error("scaling {scaling} {rule}")]

@@ -17,6 +17,7 @@ mod gates; //       what streams wait for
 mod reduction; //   gradients land, buckets are reduced
 mod completion; //  what follows the buckets
 mod publication; // written values become readable
+mod offload; //     buffers leave the device and come back
 mod agree; //       ranks compare their parameters
 pub mod why;
 mod optimizer; //   AdamW on shards, one decision for all ranks
@@ -30,8 +31,10 @@ pub use self::core::Record;
 pub use self::core::{Cause, Publication};
 pub use self::ddp::{BucketMemory, Counters, Ddp, Loaded, NoSync, OwnSchedule};
 pub use self::error::{DdpError, Unready};
+pub use self::offload::{Buffers, Offloaded};
 pub use self::optimizer::{
-    AdamConfig, GradCheck, LossScale, LossScaleConfig, NormKind, Optimizer, OptimizerConfig, ParamGroup, StepOutcome,
+    AdamConfig, CountZeros, GradCheck, LossScale, LossScaleConfig, NormKind, Optimizer, OptimizerConfig, ParamGroup,
+    StepOutcome,
 };
 pub use self::plan::{
     Bucket, BucketId, BucketPlan, BucketSize, BufferKey, BufferPlan, BusPadding, Copies, Fragment, GradType, Joining,

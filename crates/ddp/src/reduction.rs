@@ -9,7 +9,7 @@ use device::{
 use pgroups::{After, Keep, Landed, Param, PgError};
 
 use crate::{
-    Accumulation, DdpError, GradOverlap, Unfilled,
+    Accumulation, Buffers, DdpError, GradOverlap, Unfilled,
     core::{BucketGroup, BucketViews, Core, Counts, Phase, Record, Staging, StepState},
     error::Unready,
     gates::lock,
@@ -93,7 +93,7 @@ impl Core {
         Ok(first)
     }
 
-    fn write_grads(&self, group: &BucketGroup, stream: &Stream) -> Result<(), DdpError> {
+    pub(crate) fn write_grads(&self, group: &BucketGroup, stream: &Stream) -> Result<(), DdpError> {
         group.free.wait(stream, why::GRAD_AFTER_FREE)?;
         stream.wait(&self.finished, why::GRAD_AFTER_FREE)?;
         Ok(group.landed.wait(stream, why::GRAD_AFTER_LANDED)?)
@@ -101,6 +101,7 @@ impl Core {
 
     pub(crate) fn begin_microbatch(&self, stream: &Stream) -> Result<(), DdpError> {
         let mut state = lock(&self.state);
+        state.resident(Buffers::All)?;
         match state.phase {
             Phase::Microbatch => return Err(DdpError::MicrobatchOpen { microbatch: state.microbatch }),
             Phase::Between => {}
@@ -147,6 +148,7 @@ impl Core {
     /// Sets all gradients to zero and forgets what has landed.
     pub(crate) fn zero_grads(&self, stream: &Stream) -> Result<(), DdpError> {
         let mut state = lock(&self.state);
+        state.resident(Buffers::Grads)?;
         state.phase = Phase::Idle;
         state.readiness.reset();
         for group in &self.groups {

@@ -8,6 +8,8 @@ mod adam;
 mod decision;
 #[path = "api/mutation.rs"]
 mod mutation;
+#[path = "api/offload.rs"]
+mod offload;
 #[path = "api/opening.rs"]
 mod opening;
 #[path = "api/optimizer.rs"]
@@ -24,3 +26,5 @@ mod reduction;
 mod scaling;
 #[path = "api/support.rs"]
 mod support;
+#[path = "api/zeros.rs"]
+mod zeros;

@@ -65,6 +65,8 @@ pub struct OptimizerConfig {
     pub norm: NormKind,
     /// Whether gradients are checked where nothing is clipped.
     pub check: GradCheck,
+    /// Whether the zeros among the gradients are counted.
+    pub zeros: CountZeros,
     /// At least one.
     pub groups: Vec<ParamGroup>,
     /// Dynamic loss scale; none: losses are not scaled.
@@ -81,14 +83,25 @@ pub enum GradCheck {
     WithClip,
 }
 
+/// Whether the zeros among the gradients are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CountZeros {
+    /// No.
+    #[default]
+    Off,
+    /// In each step, behind clipping. All buckets wait for the last one, and are checked.
+    EachStep,
+}
+
 impl Default for OptimizerConfig {
-    /// [`AdamConfig`]'s, L2, checked, one group without weight decay, no loss scale.
+    /// [`AdamConfig`]'s, L2, checked, zeros not counted, one group without weight decay, no loss scale.
     fn default() -> OptimizerConfig {
         let group = ParamGroup { name: "all".to_owned(), weight_decay: 0.0, max_lr: 1e-3, min_lr: 0.0 };
         OptimizerConfig {
             adam: AdamConfig::default(),
             norm: NormKind::L2,
             check: GradCheck::Always,
+            zeros: CountZeros::Off,
             groups: vec![group],
             loss_scale: None,
         }
@@ -99,7 +112,8 @@ impl OptimizerConfig {
     /// Whether a step looks at all gradients before it changes anything.
     #[must_use]
     pub fn checks(&self) -> bool {
-        self.adam.clip > 0.0 || self.check == GradCheck::Always || self.loss_scale.is_some()
+        let counts = self.zeros == CountZeros::EachStep;
+        counts || self.adam.clip > 0.0 || self.check == GradCheck::Always || self.loss_scale.is_some()
     }
 
     pub(crate) fn check(&self) -> Result<(), DdpError> {
@@ -119,6 +133,7 @@ impl OptimizerConfig {
             (self.adam == other.adam, "betas, eps or clip"),
             (self.norm == other.norm, "norm"),
             (self.check == other.check, "check"),
+            (self.zeros == other.zeros, "count of zeros"),
             (self.groups == other.groups, "groups"),
             (self.loss_scale == other.loss_scale, "loss scale"),
         ];

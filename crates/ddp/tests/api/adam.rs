@@ -54,7 +54,8 @@ fn gradient(step: usize, rank: u32, param: usize) -> Vec<f32> {
 
 /// All values, before and behind five steps.
 fn train(one: &mut One, clip: f64) -> Result<[Vec<f32>; 2], Caught> {
-    let all = |one: &One| Ok::<_, Caught>((0..SIZES.len()).map(|i| one.read(i)).collect::<Result<Vec<_>, _>>()?.concat());
+    let all =
+        |one: &One| Ok::<_, Caught>((0..SIZES.len()).map(|i| one.read(i)).collect::<Result<Vec<_>, _>>()?.concat());
     let mut optimizer = Optimizer::new(&one.ddp, &one.groups, config(clip), group_of, &one.stream)?;
     let before = all(one)?;
     for step in 1..=5 {

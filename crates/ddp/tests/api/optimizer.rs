@@ -245,7 +245,7 @@ fn groups_that_differ_in_their_bounds_only_keep_their_own_rates() {
 }
 
 /// Sites of the operations that rank 0 submits to its optimizer stream in a step.
-fn step_sites(setup: &Setup, config: &OptimizerConfig) -> Vec<String> {
+pub(crate) fn step_sites(setup: &Setup, config: &OptimizerConfig) -> Vec<String> {
     let machine = sim(1);
     machine.trace_start();
     let streams = setup.run(&machine, |one| {

@@ -429,11 +429,7 @@ fn a_captured_pass_lands_nothing_and_a_foreign_parameter_just_adds() {
                     self.0.push(format!("done {}", p.name()));
                     Ok(())
                 }
-                fn open(
-                    &mut self,
-                    p: &pgroups::Param,
-                    _: &device::Stream,
-                ) -> Result<Option<Keep>, pgroups::PgError> {
+                fn open(&mut self, p: &pgroups::Param, _: &device::Stream) -> Result<Option<Keep>, pgroups::PgError> {
                     self.0.push(format!("open {}", p.name()));
                     Ok(p.landed_sink().and_then(|sink| sink.keep(p)))
                 }
