@@ -56,7 +56,6 @@ pub(crate) fn build(
         owned: 0,
         used: vec![0; params.len()],
         opened: vec![0; params.len()],
-        open: vec![0; params.len()],
         publications: vec![None; plan.groups().len()],
     };
     let core = Arc::new(Core {
@@ -110,7 +109,7 @@ fn attach(core: &Arc<Core>) {
         let gates = core.groups[group].gates.clone();
         let publisher = Arc::new(Publisher { gates, core: Arc::downgrade(core), group });
         for &param in ids.iter().flat_map(|&id| &core.plan.bucket(id).params) {
-            let sink = Sink { core: Arc::downgrade(core), param };
+            let sink = Sink { core: Arc::downgrade(core), param, keep: core.keep.clone() };
             core.params[param].attach(Some(publisher.clone()), Some(Arc::new(sink)));
         }
     }

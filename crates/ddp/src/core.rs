@@ -118,8 +118,6 @@ pub(crate) struct StepState {
     pub(crate) used: Vec<u32>,
     /// By parameter: the microbatch that has asked for its gradient last.
     pub(crate) opened: Vec<u32>,
-    /// By parameter: contributions of this microbatch that were opened and have not landed.
-    pub(crate) open: Vec<u32>,
     /// By group: its last publication.
     pub(crate) publications: Vec<Option<Publication>>,
 }

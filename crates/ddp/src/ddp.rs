@@ -12,10 +12,11 @@ use crate::{
 
 /// Data parallelism of one rank: gradients of replicas reduced bucket by bucket, values published bucket by bucket.
 ///
-/// A step: [`begin_microbatch`](Ddp::begin_microbatch), forward and backward with [`Whole`](pgroups::Whole) or any other
-/// [`Weights`](pgroups::Weights), [`end_microbatch`](Ddp::end_microbatch), again for each microbatch, all but the last inside
-/// [`no_sync`](Ddp::no_sync); then [`finish_grads`](Ddp::finish_grads) and the optimizer's step. Nothing here waits for
-/// the device but [`attach`](Ddp::attach) and [`offload`](Ddp::offload). All ranks of a reduction group do the same in the same order.
+/// A step: [`begin_microbatch`](Ddp::begin_microbatch), forward and backward with [`Whole`](pgroups::Whole) weights or
+/// others that ask through a [`Turn`](pgroups::Turn), [`end_microbatch`](Ddp::end_microbatch), again for each
+/// microbatch, all but the last inside [`no_sync`](Ddp::no_sync); then [`finish_grads`](Ddp::finish_grads) and the
+/// optimizer's step. Nothing here waits for the device but [`attach`](Ddp::attach) and [`offload`](Ddp::offload). All
+/// ranks of a reduction group do the same in the same order.
 pub struct Ddp {
     core: Arc<Core>,
     completions: Vec<Planned>,

@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Weak};
 
 use device::{
-    DType, Stream,
+    DType, Stream, View,
     ops::{Axpy, Cast, Factor, Fill, Scale},
 };
 use pgroups::{After, Keep, Landed, Param, PgError};
@@ -20,17 +20,19 @@ use crate::{
 pub(crate) struct Sink {
     pub(crate) core: Weak<Core>,
     pub(crate) param: usize,
+    /// The flag of [`Ddp::keep`](crate::Ddp::keep).
+    pub(crate) keep: View,
 }
 
 impl Landed for Sink {
-    fn keep(&self, _: &Param) -> Option<Keep> {
-        self.core.upgrade().map(|core| Keep::Times(core.keep.clone()))
+    fn open(&self, param: &Param, stream: &Stream) -> Result<Keep, PgError> {
+        let Some(core) = self.core.upgrade() else { return Ok(Keep::All) };
+        let first = core.open_grad(self.param, stream).map_err(|error| error.into_backend(param.name()))?;
+        Ok(if first { self.first_use() } else { Keep::All })
     }
 
-    fn open(&self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError> {
-        let Some(core) = self.core.upgrade() else { return Ok(None) };
-        let first = core.open_grad(self.param, stream).map_err(|error| error.into_backend(param.name()))?;
-        Ok(Some(if first { Keep::Times(core.keep.clone()) } else { Keep::All }))
+    fn first_use(&self) -> Keep {
+        Keep::Times(self.keep.clone())
     }
 
     fn landed(&self, param: &Param, after: After<'_>) -> Result<(), PgError> {
@@ -46,10 +48,9 @@ impl Core {
             return Err(DdpError::NoMicrobatch { param: self.params[param].name().to_owned() });
         }
         // Whoever has not asked may have written over what the last step still reads.
-        let Some(open) = state.open[param].checked_sub(1) else {
+        if state.opened[param] != state.microbatch {
             return Err(DdpError::NotOpened { param: self.params[param].name().to_owned() });
-        };
-        state.open[param] = open;
+        }
         let group = self.group_of(param);
         if self.records(Record::Landed) {
             group.landed.note(after)?;
@@ -85,7 +86,6 @@ impl Core {
                 return Err(DdpError::NoMicrobatch { param: self.params[param].name().to_owned() });
             }
             let microbatch = state.microbatch;
-            state.open[param] += 1;
             std::mem::replace(&mut state.opened[param], microbatch) != microbatch
         };
         self.write_grads(self.group_of(param), stream)?;
@@ -112,7 +112,6 @@ impl Core {
             }
         }
         state.phase = Phase::Microbatch;
-        state.open.fill(0);
         state.microbatch += 1;
         let value = match state.microbatch {
             1 => 0.0,

@@ -27,7 +27,7 @@ pub enum Pass {
 /// | forward | issue the publication, order this stream behind it, refuse stale values | record the read, issue nothing |
 /// | backward, recompute | the value only | the value only |
 /// | end of a read, any pass | tell the publisher | record |
-/// | before a gradient is written, any pass | order this stream behind whoever uses it | record |
+/// | gradient about to be written, any pass | ask the sink, which orders this stream | record |
 /// | gradient landed, any pass | tell the sink | record |
 pub struct Turn<'c> {
     pass: Pass,
@@ -80,17 +80,15 @@ impl<'c> Turn<'c> {
         }
     }
 
-    /// Makes `param.main_grad()` writable by what is submitted to `stream` from now on, until [`landed`](Turn::landed),
-    /// and says what becomes of what it holds; none: nobody is attached who says it. Whoever adds to a main gradient
-    /// calls it before each contribution, on the stream that adds: the last step's reduction, norm and update may still
-    /// be reading there.
+    /// Makes `param.main_grad()` writable by what is submitted to `stream` from now on. What the use does with what it
+    /// holds; none if nobody waits for the gradient, and it is for the caller to decide.
     ///
     /// # Errors
     /// The sink's or the recorder's.
     pub fn open(&mut self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError> {
         match &mut self.recorder {
             Some(recorder) => recorder.open(param, stream),
-            None => param.landed_sink().map_or(Ok(None), |sink| sink.open(param, stream)),
+            None => param.landed_sink().map(|sink| sink.open(param, stream)).transpose(),
         }
     }
 

@@ -49,8 +49,7 @@ impl GradOut {
 /// Hands weights to the blocks of a model for one pass: whole, or gathered on demand, or in a way of the user's own.
 ///
 /// Around each use: `take`, submit what reads the weight, `give_back`. Around each weight gradient: `grad`, submit
-/// what writes it, `grad_done`. A layout of the user's own reads through [`Turn::read`] and ends reads with
-/// [`Turn::done`]; where it adds to a main gradient it asks [`Turn::open`] first, and calls [`Turn::landed`] behind.
+/// what writes it, `grad_done`.
 pub trait Weights {
     /// The weight, readable by what is submitted to `stream` until it is given back.
     ///
@@ -81,25 +80,32 @@ pub trait Weights {
 }
 
 /// Weights that every rank holds whole, where they are used: nothing is gathered, gradients go straight to
-/// `main_grad`, behind the gate of whoever reduces them.
-///
-/// What a contribution does with what the gradient holds is for the attached [`Landed`](crate::Landed) to say, or for
-/// the recorder of a captured pass. Only where nobody says it the rule holds that the constructor has been given.
+/// `main_grad`, as whoever waits for them says ([`Landed::open`](crate::Landed::open)).
 pub struct Whole<'c> {
     turn: Turn<'c>,
     first: First,
 }
 
+/// What a parameter's first contribution of the pass does with what its gradient holds if nobody waits for it.
+enum First {
+    Adds,
+    /// Parameters that had theirs: a tied embedding has two uses, and the second must not wipe out the first.
+    Keeps {
+        flag: View,
+        had: HashMap<ParamId, Param>,
+    },
+}
+
 impl<'c> Whole<'c> {
-    /// Where nobody says otherwise every contribution is added; whoever begins a step has set the gradients to zero.
+    /// Every contribution is added where nobody waits for the gradient; whoever begins a step has set it to zero.
     #[must_use]
     pub fn new(turn: Turn<'c>) -> Whole<'c> {
         Whole { turn, first: First::Adds }
     }
 
-    /// Where nobody says otherwise the first contribution of the pass to each parameter multiplies what is there by
-    /// `flag`, f32 `[1]` on the device: 0 in the first microbatch of a step, else 1. A parameter without a use in the
-    /// first microbatch has to be set to zero.
+    /// Where nobody waits for the gradient, the first contribution of the pass to each parameter multiplies what is
+    /// there by `flag`, f32 `[1]` on the device: 0 in the first microbatch of a step, else 1. A parameter without a use
+    /// in the first microbatch has to be set to zero.
     #[must_use]
     pub fn keeping(turn: Turn<'c>, flag: &View) -> Whole<'c> {
         Whole { turn, first: First::Keeps { flag: flag.clone(), had: HashMap::new() } }
@@ -116,8 +122,14 @@ impl Weights for Whole<'_> {
     }
 
     fn grad(&mut self, param: &Param, stream: &Stream) -> Result<GradOut, PgError> {
-        let said = self.turn.open(param, stream)?;
-        let keep = said.unwrap_or_else(|| self.first.keep(param));
+        let keep = match (self.turn.open(param, stream)?, &mut self.first) {
+            (Some(keep), _) => keep,
+            (None, First::Adds) => Keep::All,
+            (None, First::Keeps { flag, had }) => {
+                let is_first = had.insert(param.id(), param.clone()).is_none();
+                if is_first { Keep::Times(flag.clone()) } else { Keep::All }
+            }
+        };
         Ok(GradOut::Main { grad: param.main_grad(), keep })
     }
 
@@ -127,27 +139,5 @@ impl Weights for Whole<'_> {
 
     fn enter(&mut self, pass: Pass) -> Pass {
         self.turn.enter(pass)
-    }
-}
-
-/// What a parameter's first contribution of the pass does with what its gradient holds.
-enum First {
-    Adds,
-    /// Parameters that had theirs: a tied embedding has two uses, and the second must not wipe out the first.
-    Keeps {
-        flag: View,
-        had: HashMap<ParamId, Param>,
-    },
-}
-
-impl First {
-    fn keep(&mut self, param: &Param) -> Keep {
-        match self {
-            First::Adds => Keep::All,
-            First::Keeps { flag, had } => {
-                let is_first = had.insert(param.id(), param.clone()).is_none();
-                if is_first { Keep::Times(flag.clone()) } else { Keep::All }
-            }
-        }
     }
 }

@@ -350,21 +350,23 @@ fn a_read_that_issues_nothing_is_refused_not_stale() {
 
 #[test]
 fn a_gradient_that_nobody_hears_of_is_missed_at_the_end() {
-    struct Silent(Arc<dyn Landed>);
+    struct Silent;
     impl Landed for Silent {
-        fn keep(&self, param: &Param) -> Option<Keep> {
-            self.0.keep(param)
+        fn open(&self, _: &Param, _: &Stream) -> Result<Keep, PgError> {
+            Ok(Keep::All)
         }
-        fn open(&self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError> {
-            self.0.open(param, stream)
+
+        fn first_use(&self) -> Keep {
+            Keep::All
         }
+
         fn landed(&self, _: &Param, _: After<'_>) -> Result<(), PgError> {
             Ok(())
         }
     }
     let mute = |one: &One| {
         let param = one.param(2);
-        param.attach(param.publisher(), Some(Arc::new(Silent(param.landed_sink().unwrap()))));
+        param.attach(param.publisher(), Some(Arc::new(Silent)));
     };
     let failed = run(Program::Checked, &sim(1), &mute).unwrap_err();
     assert!(ours(&failed).to_string().contains("(0/1 parameters ready, 'p2' is not)"));

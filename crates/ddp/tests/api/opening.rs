@@ -112,15 +112,14 @@ fn a_gradient_that_was_written_without_asking_is_refused() {
             };
             one.ddp.begin_microbatch(&stream)?;
             refused(turn.landed(&param, &stream));
-            // Another parameter's question does not count, and neither does one for two contributions.
+            // Another parameter's question does not count, and a graph has to ask, too.
             one.contribute(1, 1.0)?;
             refused(turn.landed(&param, &stream));
-            one.contribute(0, 1.0)?;
             let gate = one.device.event("landed");
             stream.record(&gate)?;
             refused(param.landed_sink().unwrap().landed(&param, After::Gate(&gate)));
-            // Nor does one of the microbatch before.
-            turn.open(&param, &stream)?;
+            // Nor does one of the microbatch before count.
+            one.contribute(0, 1.0)?;
             one.ddp.end_microbatch(&stream)?;
             one.ddp.begin_microbatch(&stream)?;
             refused(turn.landed(&param, &stream));

@@ -431,7 +431,7 @@ fn a_captured_pass_lands_nothing_and_a_foreign_parameter_just_adds() {
                 }
                 fn open(&mut self, p: &pgroups::Param, _: &device::Stream) -> Result<Option<Keep>, pgroups::PgError> {
                     self.0.push(format!("open {}", p.name()));
-                    Ok(p.landed_sink().and_then(|sink| sink.keep(p)))
+                    Ok(p.landed_sink().map(|sink| sink.first_use()))
                 }
                 fn landed(&mut self, p: &pgroups::Param, _: &device::Stream) -> Result<(), pgroups::PgError> {
                     self.0.push(format!("landed {}", p.name()));
@@ -443,7 +443,6 @@ fn a_captured_pass_lands_nothing_and_a_foreign_parameter_just_adds() {
             weights.take(one.param(0), &one.stream)?;
             weights.give_back(one.param(0), &one.stream)?;
             weights.enter(Pass::Backward);
-            // Outside any microbatch, where an eager contribution is refused: nobody is asked to open.
             let GradOut::Main { keep, .. } = weights.grad(one.param(0), &one.stream)? else { panic!("scratch") };
             assert!(matches!(keep, Keep::Times(flag) if flag.same_as(one.ddp.keep())));
             weights.grad_done(one.param(0), &one.stream)?;

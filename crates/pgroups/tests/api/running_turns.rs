@@ -6,8 +6,7 @@ use std::sync::{
 };
 
 use device::{
-    Access, DType, Device, Event, Machine, MemoryKind, Op, Stream, TraceEvent, View, WaitOutcome, Why,
-    ops::{Accumulate, Fill},
+    Access, DType, Device, Event, Machine, MemoryKind, Op, Stream, TraceEvent, View, WaitOutcome, ops::Accumulate,
 };
 use pgroups::{After, Epochs, GradOut, Keep, Landed, Param, Pass, PgError, Publish, Recorder, Turn, Weights, Whole};
 
@@ -72,30 +71,22 @@ impl Publish for Counting {
     }
 }
 
-/// Writes down every call; its gradients are free behind `free`, and are kept times `flag`.
-struct Sink {
-    notes: Mutex<Vec<String>>,
-    free: Event,
-    flag: Option<View>,
-}
-
-/// Orders a contribution behind whoever still reads the gradient.
-const FREE: Why = Why("test.grad_after_free");
+#[derive(Default)]
+struct Sink(Mutex<Vec<String>>);
 
 impl Landed for Sink {
-    fn keep(&self, _: &Param) -> Option<Keep> {
-        self.flag.clone().map(Keep::Times)
+    fn open(&self, param: &Param, stream: &Stream) -> Result<Keep, PgError> {
+        self.0.lock().unwrap().push(format!("open {}@{}", param.name(), stream.name()));
+        Ok(self.first_use())
     }
 
-    fn open(&self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError> {
-        self.notes.lock().unwrap().push(format!("open {}@{}", param.name(), stream.name()));
-        stream.wait(&self.free, FREE)?;
-        Ok(self.keep(param))
+    fn first_use(&self) -> Keep {
+        Keep::All
     }
 
     fn landed(&self, param: &Param, after: After<'_>) -> Result<(), PgError> {
         let After::Stream(stream) = after else { panic!("an eager pass lands on streams") };
-        self.notes.lock().unwrap().push(format!("landed {}@{}", param.name(), stream.name()));
+        self.0.lock().unwrap().push(format!("{}@{}", param.name(), stream.name()));
         Ok(())
     }
 }
@@ -120,7 +111,7 @@ impl Recorder for Tape {
     }
     fn open(&mut self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError> {
         self.note("open", param, stream)?;
-        Ok(param.landed_sink().and_then(|sink| sink.keep(param)))
+        Ok(Some(Keep::All))
     }
     fn landed(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
         self.note("landed", param, stream)
@@ -156,9 +147,7 @@ impl Rig {
             done: Mutex::default(),
             hands_off,
         });
-        let free = device.event("free");
-        compute.record(&free).unwrap();
-        let sink = Arc::new(Sink { notes: Mutex::default(), free, flag: None });
+        let sink = Arc::new(Sink::default());
         param.attach(Some(publisher.clone()), Some(sink.clone()));
         Rig { device, compute, param, bucket, publisher, sink }
     }
@@ -218,7 +207,7 @@ fn a_published_parameter_costs_one_look_a_read() {
     };
     // Each of the two streams waits once; after that it is behind the publication already.
     assert_eq!((waits(WaitOutcome::Enforced), waits(WaitOutcome::Elided)), (2, 6));
-    let publications = trace.events.iter().filter(|e| matches!(e, TraceEvent::Op { name: "publish", .. }));
+    let publications = trace.events.iter().filter(|e| matches!(e, TraceEvent::Op { name, .. } if name == "publish"));
     assert_eq!(publications.count(), 1);
 }
 
@@ -270,13 +259,13 @@ fn a_recorded_pass_tells_the_recorder_and_nobody_else() {
         let mut turn = Turn::recorded(pass, &mut tape);
         turn.read(&rig.param, &rig.compute).unwrap();
         turn.done(&rig.param, &rig.compute).unwrap();
-        assert!(turn.open(&rig.param, &rig.compute).unwrap().is_none());
+        assert!(matches!(turn.open(&rig.param, &rig.compute).unwrap(), Some(Keep::All)));
         turn.landed(&rig.param, &rig.compute).unwrap();
     }
     let [done, open, landed] = ["done wte@compute", "open wte@compute", "landed wte@compute"];
     assert_eq!(tape.0, ["read wte@compute", done, open, landed, done, open, landed, done, open, landed]);
     assert_eq!(rig.counts(), (0, 0));
-    assert!(rig.publisher.done.lock().unwrap().is_empty() && rig.sink.notes.lock().unwrap().is_empty());
+    assert!(rig.publisher.done.lock().unwrap().is_empty() && rig.sink.0.lock().unwrap().is_empty());
     assert!(machine.trace_stop().events.is_empty(), "nothing was submitted");
     // Also a parameter without a publisher: one may be attached before the replay.
     rig.param.attach(None, None);
@@ -293,7 +282,6 @@ fn a_parameter_without_a_publisher_costs_nothing() {
     let mut turn = Turn::eager(Pass::Forward);
     assert!(turn.read(&rig.param, &rig.compute).unwrap().same_as(&rig.bucket.value));
     turn.done(&rig.param, &rig.compute).unwrap();
-    assert!(turn.open(&rig.param, &rig.compute).unwrap().is_none());
     turn.landed(&rig.param, &rig.compute).unwrap();
     assert_eq!(rig.counts(), (0, 0));
     assert!(machine.trace_stop().events.is_empty());
@@ -369,57 +357,35 @@ fn whole_weights_take_give_back_and_land_through_the_turn() {
     }
     assert_eq!(rig.counts(), (1, 1));
     assert_eq!(*rig.publisher.done.lock().unwrap(), ["compute"]);
-    assert_eq!(*rig.sink.notes.lock().unwrap(), ["open wte@compute", "landed wte@compute"].repeat(2));
+    let [open, landed] = ["open wte@compute", "wte@compute"];
+    assert_eq!(*rig.sink.0.lock().unwrap(), [open, landed, open, landed]);
 }
 
-/// Reads the gradient on a stream of its own, as a reduction of the last step does, while whole weights contribute.
-fn contribute_beside_a_reader(seed: u64, drop_wait: bool) -> f32 {
-    let machine = Machine::sim(seed);
-    if drop_wait {
-        machine.drop_waits(FREE);
+#[test]
+fn whoever_waits_for_a_gradient_says_what_a_use_does_with_what_it_holds() {
+    struct Flagged(Keep);
+    impl Landed for Flagged {
+        fn open(&self, _: &Param, _: &Stream) -> Result<Keep, PgError> {
+            Ok(self.0.clone())
+        }
+        fn first_use(&self) -> Keep {
+            self.0.clone()
+        }
+        fn landed(&self, _: &Param, _: After<'_>) -> Result<(), PgError> {
+            Ok(())
+        }
     }
-    let rig = Rig::new(&machine, false);
-    let grad = rig.param.main_grad();
-    rig.compute.upload(&grad, vec![3f32; 4]).unwrap();
-    rig.compute.synchronize().unwrap();
-    let side = rig.device.stream("side").unwrap();
-    let seen = side.download::<f32>(&grad).unwrap();
-    side.record(&rig.sink.free).unwrap();
-    let mut weights = Whole::new(Turn::eager(Pass::Backward));
-    let out = weights.grad(&rig.param, &rig.compute).unwrap();
-    rig.compute.launch(Fill { y: out.target().0, value: 7.0 }.op("backward").unwrap()).unwrap();
-    weights.grad_done(&rig.param, &rig.compute).unwrap();
-    seen.wait().unwrap()[0]
-}
-
-#[test]
-fn whole_weights_write_a_gradient_only_behind_whoever_still_reads_it() {
-    assert!((0..20).all(|seed| contribute_beside_a_reader(seed, false) == 3.0));
-    assert!((0..20).any(|seed| contribute_beside_a_reader(seed, true) != 3.0));
-}
-
-#[test]
-fn what_becomes_of_a_gradient_is_for_the_sink_to_say_also_in_a_captured_pass() {
     let machine = Machine::sim(1);
     let rig = Rig::new(&machine, false);
     let flag = |label| rig.device.alloc(label, &[1], DType::F32, MemoryKind::Other).unwrap();
-    let (own, the_sinks) = (flag("own"), flag("the sink's"));
-    let keeps = |turn: Turn<'_>| match Whole::keeping(turn, &own).grad(&rig.param, &rig.compute).unwrap() {
-        GradOut::Main { keep: Keep::Times(by), .. } => by,
-        other => panic!("{other:?}"),
-    };
-    let free = rig.sink.free.clone();
-    let says = Arc::new(Sink { notes: Mutex::default(), free, flag: Some(the_sinks.clone()) });
-    rig.param.attach(None, Some(says.clone()));
-    assert!(keeps(Turn::eager(Pass::Backward)).same_as(&the_sinks));
-    let mut tape = Tape::default();
-    assert!(keeps(Turn::recorded(Pass::Backward, &mut tape)).same_as(&the_sinks));
-    assert_eq!((tape.0.len(), says.notes.lock().unwrap().len()), (1, 1), "a captured pass opens nothing");
-    // Nobody says it: the rule of the pass.
-    for sink in [None, Some(rig.sink.clone() as Arc<dyn Landed>)] {
-        rig.param.attach(None, sink);
-        assert!(keeps(Turn::eager(Pass::Backward)).same_as(&own));
-        assert!(keeps(Turn::recorded(Pass::Backward, &mut tape)).same_as(&own));
+    let (sinks, callers) = (flag("the sink's"), flag("the caller's"));
+    rig.param.attach(None, Some(Arc::new(Flagged(Keep::Times(sinks.clone())))));
+    for mut weights in [Whole::new(Turn::eager(Pass::Backward)), Whole::keeping(Turn::eager(Pass::Backward), &callers)]
+    {
+        let GradOut::Main { keep: Keep::Times(by), .. } = weights.grad(&rig.param, &rig.compute).unwrap() else {
+            panic!("the sink has a flag")
+        };
+        assert!(by.same_as(&sinks));
     }
 }
 
