@@ -22,6 +22,8 @@ mod trace_window; // the steps of a run that are traced
 mod trained; // what a run leaves
 mod writer; // text from the trained model
 
+#[cfg(test)]
+pub(crate) use self::rank::gpt_plan;
 pub use self::{
     data_parallel::ParallelSummary,
     peak::product_peak,

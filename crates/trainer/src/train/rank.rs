@@ -170,11 +170,14 @@ pub(super) fn aside(frame: &Frame, pass: usize) -> Option<Frame> {
 }
 
 /// The model that a configuration asks for.
-pub(super) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
+pub(crate) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
     let m = &config.model;
     let arch = match m.arch {
         Arch::Gpt2 => model::Arch::Gpt2,
-        Arch::Llama => model::Arch::Llama(LlamaConfig { kv_heads: m.kv_heads, rope_base: LlamaConfig::ROPE_BASE }),
+        Arch::Llama => {
+            let rope_base = m.rope_base.unwrap_or(LlamaConfig::ROPE_BASE);
+            model::Arch::Llama(LlamaConfig { kv_heads: m.kv_heads, rope_base })
+        }
     };
     Ok(GptPlan::new(model::GptConfig {
         arch,

@@ -37,6 +37,8 @@ const CHAPTERS: &[Chapter] = &[
         cases: &[
             &["model.heads=3"],
             &["model.arch=llama", "model.heads=4", "model.kv_heads=3"],
+            &["model.arch=llama", "model.dim=60", "model.heads=4"],
+            &["model.arch=llama", "model.dim=63", "model.heads=3"],
             &["model.kv_heads=1"],
             &["model.vocab=255"],
             &["train.global_batch=12", "train.micro_batch=4", "layout.dp=2"],
@@ -57,6 +59,7 @@ const CHAPTERS: &[Chapter] = &[
         cases: &[
             &["optimizer.schedule=constant", "optimizer.min_lr=1e-5"],
             &["optimizer.decay_steps=5"],
+            &["model.rope_base=500000"],
             &["train.eval_samples=100"],
             &["ddp.overlap_param_gather=true"],
             &["ddp.dispatch=aligned"],
@@ -93,6 +96,7 @@ fn kind(rule: &Rule) -> &'static str {
             Range::Below(..) => "Range::Below",
         },
         Rule::HeadsDivideDim => "HeadsDivideDim",
+        Rule::EvenHeads { .. } => "EvenHeads",
         Rule::KvHeadsDivideHeads => "KvHeadsDivideHeads",
         Rule::Gpt2HasNoGroups => "Gpt2HasNoGroups",
         Rule::VocabHoldsTokens { .. } => "VocabHoldsTokens",
@@ -104,6 +108,7 @@ fn kind(rule: &Rule) -> &'static str {
         Rule::NoEffect { because } => match because {
             NoEffect::ConstantSchedule => "NoEffect::ConstantSchedule",
             NoEffect::DecaySteps => "NoEffect::DecaySteps",
+            NoEffect::LearnedPositions => "NoEffect::LearnedPositions",
             NoEffect::NeverEvaluated => "NoEffect::NeverEvaluated",
             NoEffect::NothingGathered => "NoEffect::NothingGathered",
             NoEffect::NothingDispatched => "NoEffect::NothingDispatched",
