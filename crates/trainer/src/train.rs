@@ -11,6 +11,7 @@ mod normalize_test;
 #[cfg(test)]
 mod parallel_test;
 mod peak; // what products can do here at best
+mod phases; // where the time of a step goes
 mod plan; // memory and work, from a dry pass of the same program
 mod rank; // what one rank owns, and one step of it
 mod rank_loop; // the loop of one rank

@@ -9,10 +9,11 @@ use device::{Download, Error};
 
 use super::{
     eval::Evaluator,
+    phases::Timed,
     rank::RankRun,
     stop::{Asked, Signal},
 };
-use crate::TrainError;
+use crate::{PhaseTimes, TrainError};
 
 /// A step that was submitted.
 struct Pending {
@@ -23,8 +24,16 @@ struct Pending {
 
 /// `Coming -wait-> Here`.
 enum Results {
-    Coming { loss: Download<f32>, grad_norm: Download<f32>, stop: Asked },
+    Coming(Box<Coming>),
     Here(Here),
+}
+
+/// What a step will have given.
+struct Coming {
+    loss: Download<f32>,
+    grad_norm: Download<f32>,
+    stop: Asked,
+    phases: Timed,
 }
 
 /// What a step has given, evaluation left out.
@@ -33,19 +42,23 @@ struct Here {
     loss: f32,
     grad_norm: f32,
     stop: Option<Signal>,
+    phases: PhaseTimes,
     took: Duration,
 }
 
 impl Results {
     /// Waits for them; `since` is when the ones before were known.
     fn wait(self, since: &mut Instant) -> Result<Here, Error> {
-        let (loss, grad_norm, stop) = match self {
+        let (loss, grad_norm, stop, phases) = match self {
             Results::Here(here) => return Ok(here),
-            Results::Coming { loss, grad_norm, stop } => (loss.wait()?[0], grad_norm.wait()?[0], stop.wait()?),
+            Results::Coming(coming) => {
+                let Coming { loss, grad_norm, stop, phases } = *coming;
+                (loss.wait()?[0], grad_norm.wait()?[0], stop.wait()?, phases.wait()?)
+            }
         };
         let took = since.elapsed();
         *since = Instant::now();
-        Ok(Here { loss, grad_norm, stop, took })
+        Ok(Here { loss, grad_norm, stop, phases, took })
     }
 }
 
@@ -58,6 +71,7 @@ pub(super) struct Known {
     pub(super) eval_loss: Option<f32>,
     /// Some rank had been asked to end when this step was submitted. The same on all ranks.
     pub(super) stop: Option<Signal>,
+    pub(super) phases: PhaseTimes,
     /// Since the results of the step before were known, or since the first step was submitted. What an evaluation
     /// behind this step takes is left out.
     pub(super) took: Duration,
@@ -82,7 +96,8 @@ impl LossLog {
         let loss = rank.stream.download(&rank.loss)?;
         let grad_norm = rank.parallel.grad_norm()?;
         let stop = rank.stop.download(&rank.stream)?;
-        let results = Results::Coming { loss, grad_norm, stop };
+        let phases = rank.clock.download(rank.parallel.updates())?;
+        let results = Results::Coming(Box::new(Coming { loss, grad_norm, stop, phases }));
         self.pending.push_back(Pending { results, eval: None, lr });
         Ok(())
     }
@@ -112,9 +127,9 @@ impl LossLog {
     /// The oldest step's results, until none is left.
     pub(super) fn oldest(&mut self) -> Result<Option<Known>, Error> {
         let Some(Pending { results, eval, lr }) = self.pending.pop_front() else { return Ok(None) };
-        let Here { loss, grad_norm, stop, took } = results.wait(&mut self.since)?;
+        let Here { loss, grad_norm, stop, phases, took } = results.wait(&mut self.since)?;
         let eval_loss = eval.map(|loss| Ok::<f32, Error>(loss.wait()?[0])).transpose()?;
         self.since = Instant::now();
-        Ok(Some(Known { loss, grad_norm, lr, eval_loss, stop, took }))
+        Ok(Some(Known { loss, grad_norm, lr, eval_loss, stop, phases, took }))
     }
 }
