@@ -6,7 +6,7 @@ use device::{Event, Stream};
 use pgroups::{After, Epochs, PgError, Publish, Quiet};
 
 use crate::{
-    DdpError, Dispatch,
+    Buffers, DdpError, Dispatch,
     core::{Cause, Core, Counts, Publication, Record, StepState},
     gates::{Gates, lock},
     why,
@@ -54,6 +54,7 @@ impl Core {
     /// Someone reads a group for the first time since it was written.
     fn first_read(&self, group: usize) -> Result<(), DdpError> {
         let mut state = lock(&self.state);
+        state.resident(Buffers::Values)?;
         if state.owned > 0 {
             return Ok(());
         }
@@ -106,6 +107,7 @@ impl Core {
     /// Publishes every group that is not, and orders `stream` behind all of them.
     pub(crate) fn publish_all(&self, stream: Option<&Stream>) -> Result<(), DdpError> {
         let mut state = lock(&self.state);
+        state.resident(Buffers::Values)?;
         for &group in &self.first_read {
             let gates = &self.groups[group].gates;
             if !gates.is_current() {
@@ -126,7 +128,9 @@ impl Core {
         if group >= groups {
             return Err(DdpError::NoBucketGroup { group, groups });
         }
-        self.publish(&mut lock(&self.state), group, Cause::Forced)
+        let mut state = lock(&self.state);
+        state.resident(Buffers::Values)?;
+        self.publish(&mut state, group, Cause::Forced)
     }
 
     /// What was submitted to `stream` so far has written this rank's shards of a group.
@@ -156,9 +160,21 @@ impl Core {
         if let Some(post) = &self.config.post_gather {
             this.buckets.iter().try_for_each(|bucket| post(stream, &bucket.values))?;
         }
-        self.record(Record::Published, stream, &this.gates.published)?;
-        this.gates.issue();
-        this.gates.settle();
+        self.readable(group, stream)
+    }
+
+    /// Values were restored as they had been read: what follows a write was done then.
+    pub(crate) fn restored(&self, group: usize, stream: &Stream) -> Result<(), DdpError> {
+        self.record(Record::Written, stream, &self.groups[group].written)?;
+        self.groups[group].gates.write();
+        self.readable(group, stream)
+    }
+
+    fn readable(&self, group: usize, stream: &Stream) -> Result<(), DdpError> {
+        let gates = &self.groups[group].gates;
+        self.record(Record::Published, stream, &gates.published)?;
+        gates.issue();
+        gates.settle();
         Ok(())
     }
 

@@ -10,6 +10,10 @@ mod completion;
 mod decision;
 #[path = "api/mutation.rs"]
 mod mutation;
+#[path = "api/offload.rs"]
+mod offload;
+#[path = "api/opening.rs"]
+mod opening;
 #[path = "api/optimizer.rs"]
 mod optimizer;
 #[path = "api/orders.rs"]
@@ -24,3 +28,5 @@ mod reduction;
 mod scaling;
 #[path = "api/support.rs"]
 mod support;
+#[path = "api/zeros.rs"]
+mod zeros;

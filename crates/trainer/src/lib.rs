@@ -23,7 +23,7 @@ pub use self::{
     },
     error::TrainError,
     events::EventFile,
-    metrics::{MetricsFile, StepMetrics, read_metrics},
+    metrics::{MetricsFile, PhaseTimes, Spread, StepMetrics, read_metrics},
     plot::{loss_curve, write_loss_curve},
     report::{Doctor, Finding, Progress, ProgressConfig, RunSummary},
     timeline::{Clock, StreamNames, timeline, write_timeline},

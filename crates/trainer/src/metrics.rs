@@ -35,9 +35,33 @@ pub struct StepMetrics {
     /// Wall time from when the last step's loss was known to when this one's was, evaluations left out.
     #[serde(deserialize_with = "f64_or_null")]
     pub seconds: f64,
+    /// Where the time went. The next step's forward may run beside this one's update.
+    #[serde(default)]
+    pub phases: PhaseTimes,
     /// Mean loss on the eval split behind this step's update, in nats per token; none where there was no evaluation.
     #[serde(default, deserialize_with = "some_f32_or_null", skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f32>,
+}
+
+/// Seconds that ranks spent in the phases of a step, by the clock of whoever computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PhaseTimes {
+    /// Forward passes of all microbatches, waits for gathered parameters included.
+    pub forward: Spread,
+    /// Backward passes of all microbatches.
+    pub backward: Spread,
+    /// From the end of the last backward pass to the end of the update: what is left of the reductions then, norm,
+    /// update.
+    pub update: Spread,
+}
+
+/// Seconds of all ranks. Far apart, they show that ranks wait for one of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Of the fastest rank.
+    pub fastest: f32,
+    /// Of the slowest rank.
+    pub slowest: f32,
 }
 
 fn f32_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
@@ -154,6 +178,7 @@ mod tests {
             tokens_per_s: 12_345.678,
             mfu: 0.4,
             seconds: 0.16,
+            phases: PhaseTimes { backward: Spread { fastest: 0.1, slowest: 0.12 }, ..PhaseTimes::default() },
             eval_loss: None,
         }
     }
@@ -171,9 +196,12 @@ mod tests {
         let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
         let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
         let keys: Vec<&str> = first.as_object().unwrap().keys().map(String::as_str).collect();
-        for key in ["step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu", "seconds"] {
+        for key in ["step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu", "seconds", "phases"] {
             assert!(keys.contains(&key), "{key} is not in {keys:?}");
         }
+        // Lines of before there were phases are read, too.
+        fs::write(dir.join("old.jsonl"), text.lines().next().unwrap().replace("\"phases\"", "\"other\"")).unwrap();
+        assert_eq!(read_metrics(&dir.join("old.jsonl")).unwrap()[0].phases, PhaseTimes::default());
         fs::remove_dir_all(folder("flushed")).unwrap_or_default();
     }
 

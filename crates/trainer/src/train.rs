@@ -12,6 +12,7 @@ mod normalize_test;
 mod parallel_test;
 mod outputs; // what a run writes at its end, made sure of before
 mod peak; // what products can do here at best
+mod phases; // where the time of a step goes
 mod plan; // memory and work, from a dry pass of the same program
 mod rank; // what one rank owns, and one step of it
 mod rank_loop; // the loop of one rank
@@ -23,6 +24,8 @@ mod trace_window; // the steps of a run that are traced
 mod trained; // what a run leaves
 mod writer; // text from the trained model
 
+#[cfg(test)]
+pub(crate) use self::rank::gpt_plan;
 pub use self::{
     data_parallel::ParallelSummary,
     peak::product_peak,

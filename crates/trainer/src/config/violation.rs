@@ -127,6 +127,12 @@ pub enum Rule {
     /// Heads of unequal width.
     #[error("heads must divide dim: every head has dim / heads values")]
     HeadsDivideDim,
+    /// Heads of odd width where they are turned in pairs.
+    #[error("llama turns the values of a head in pairs for its position: heads of {width} values have one left over")]
+    EvenHeads {
+        /// Values of a head.
+        width: usize,
+    },
     /// Query heads that do not share key-value heads evenly.
     #[error("kv_heads must divide heads: every key-value head serves heads / kv_heads query heads")]
     KvHeadsDivideHeads,
@@ -220,6 +226,9 @@ pub enum NoEffect {
     /// Steps of a decay that the schedule does not have.
     #[error("only the wsd schedule has a decay of its own length")]
     DecaySteps,
+    /// Angles of positions that are not turned.
+    #[error("gpt2 learns its positions; only llama turns them")]
+    LearnedPositions,
     /// Samples of an evaluation that never comes.
     #[error("an eval_interval of 0 means that there is no evaluation")]
     NeverEvaluated,

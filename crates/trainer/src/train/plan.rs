@@ -110,7 +110,7 @@ fn dry_rank(rank: &Rank, machine: &Machine, config: &Config) -> Result<DryRank, 
     let mut of_rest = window();
     of_rest.begin(&run)?;
     if let Some(eval) = &mut eval {
-        eval.submit(&run)?;
+        eval.submit(&run, || Ok(None))?;
     }
     run.parallel.publish(&run.stream)?;
     run.next_logits(&vec![0; config.model.seq_len], 0)?;

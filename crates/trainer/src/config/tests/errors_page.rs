@@ -38,6 +38,8 @@ const CHAPTERS: &[Chapter] = &[
         cases: &[
             &["model.heads=3"],
             &["model.arch=llama", "model.heads=4", "model.kv_heads=3"],
+            &["model.arch=llama", "model.dim=60", "model.heads=4"],
+            &["model.arch=llama", "model.dim=63", "model.heads=3"],
             &["model.kv_heads=1"],
             &["model.vocab=255"],
             &["train.global_batch=12", "train.micro_batch=4", "layout.dp=2"],
@@ -59,6 +61,7 @@ const CHAPTERS: &[Chapter] = &[
         cases: &[
             &["optimizer.schedule=constant", "optimizer.min_lr=1e-5"],
             &["optimizer.decay_steps=5"],
+            &["model.rope_base=500000"],
             &["train.eval_samples=100"],
             &["ddp.overlap_param_gather=true"],
             &["ddp.dispatch=aligned"],
@@ -106,6 +109,7 @@ kinds! {
     Rule::Range { range: Range::AtLeast(_) } => "Range::AtLeast",
     Rule::Range { range: Range::Below(..) } => "Range::Below",
     Rule::HeadsDivideDim => "HeadsDivideDim",
+    Rule::EvenHeads { .. } => "EvenHeads",
     Rule::KvHeadsDivideHeads => "KvHeadsDivideHeads",
     Rule::Gpt2HasNoGroups => "Gpt2HasNoGroups",
     Rule::VocabHoldsTokens { .. } => "VocabHoldsTokens",
@@ -117,6 +121,7 @@ kinds! {
     Rule::EvalSplit => "EvalSplit",
     Rule::NoEffect { because: NoEffect::ConstantSchedule } => "NoEffect::ConstantSchedule",
     Rule::NoEffect { because: NoEffect::DecaySteps } => "NoEffect::DecaySteps",
+    Rule::NoEffect { because: NoEffect::LearnedPositions } => "NoEffect::LearnedPositions",
     Rule::NoEffect { because: NoEffect::NeverEvaluated } => "NoEffect::NeverEvaluated",
     Rule::NoEffect { because: NoEffect::NothingGathered } => "NoEffect::NothingGathered",
     Rule::NoEffect { because: NoEffect::NothingDispatched } => "NoEffect::NothingDispatched",
