@@ -194,7 +194,7 @@ fn a_published_parameter_costs_one_look_a_read() {
     };
     // Each of the two streams waits once; after that it is behind the publication already.
     assert_eq!((waits(WaitOutcome::Enforced), waits(WaitOutcome::Elided)), (2, 6));
-    let publications = trace.events.iter().filter(|e| matches!(e, TraceEvent::Op { name: "publish", .. }));
+    let publications = trace.events.iter().filter(|e| matches!(e, TraceEvent::Op { name, .. } if name == "publish"));
     assert_eq!(publications.count(), 1);
 }
 
