@@ -9,7 +9,8 @@ use std::{
 };
 
 use crate::{
-    Allocation, DType, Departure, Error, Event, Machine, MemoryKind, Op, OpRef, Shape, Stream, TraceEvent, View,
+    Allocation, DType, Departure, Error, Event, Machine, MemoryKind, Note, Op, OpRef, Position, Shape, Stream,
+    TraceEvent, View,
     cpu::{Claims, Storage},
     engine::Waited,
     event::EventInner,
@@ -115,11 +116,16 @@ impl DeviceInner {
         OpRef { name, site: site.to_owned(), rank: self.rank, stream, seq }
     }
 
-    pub(crate) fn wait(&self, mark: &Arc<Mark>, what: &str) -> Result<(), Error> {
+    /// `on` is where `mark` is, for traces.
+    pub(crate) fn wait(&self, mark: &Arc<Mark>, what: &str, on: Position) -> Result<(), Error> {
         let machine = &self.machine;
-        machine.tracer.add(|| TraceEvent::HostWait { rank: self.rank, what: what.to_owned() });
         match machine.engine.wait_host(self, mark, what) {
-            Waited::Done => {}
+            // Now, and not before: what other threads of this rank submit meanwhile is behind nothing.
+            Waited::Done => machine.tracer.add(self.rank, || TraceEvent::HostWait {
+                rank: self.rank,
+                what: what.to_owned().into(),
+                on,
+            }),
             Waited::NothingMoved => {
                 let after = machine.options.timeout;
                 let pending = machine.pending();
@@ -178,7 +184,7 @@ impl Device {
 
     /// Makes an event, not recorded yet.
     pub fn event(&self, name: &str) -> Event {
-        Event(Arc::new(EventInner { device: self.clone(), name: name.to_owned(), latest: Mutex::new(None) }))
+        Event(Arc::new(EventInner { device: self.clone(), name: name.into(), latest: Mutex::new(None) }))
     }
 
     /// Memory for `shape`, 128-byte aligned, filled as [`Options::fresh`](crate::Options::fresh) says. It is freed
@@ -217,7 +223,7 @@ impl Device {
         let alloc = Arc::new(Allocation {
             rank: self.inner().rank,
             id: self.inner().allocations.fetch_add(1, Ordering::Relaxed),
-            label: label.to_owned(),
+            label: label.into(),
             bytes,
             kind,
             storage,
@@ -233,7 +239,7 @@ impl Device {
     /// All memory that lives, in the order of allocation.
     pub fn memory(&self) -> Vec<MemoryUse> {
         let live = lock(&self.inner().ledger).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
-        live.iter().map(|a| MemoryUse { id: a.id, label: a.label.clone(), bytes: a.bytes, kind: a.kind }).collect()
+        live.iter().map(|a| MemoryUse { id: a.id, label: a.label.to_string(), bytes: a.bytes, kind: a.kind }).collect()
     }
 
     /// Bytes that live, by what they are for.
@@ -256,8 +262,8 @@ impl Device {
         // A stream whose last handle is gone has said what it did not run.
         let live: Vec<_> = live.into_iter().filter(|s| !s.is_dropped()).collect();
         let marks: Vec<_> = live.iter().map(|s| (s.mark(), s)).collect();
-        for (mark, stream) in marks {
-            self.inner().wait(&mark, &stream.name)?;
+        for ((mark, on), stream) in marks {
+            self.inner().wait(&mark, &stream.name, on)?;
             stream.inbox.sweep();
         }
         self.inner().check()
@@ -268,7 +274,12 @@ impl Device {
         self.inner().check().err()
     }
 
-    pub(crate) fn wait_host(&self, mark: &Arc<Mark>, what: &str) -> Result<(), Error> {
-        self.inner().wait(mark, what)
+    pub(crate) fn wait_host(&self, mark: &Arc<Mark>, what: &str, on: Position) -> Result<(), Error> {
+        self.inner().wait(mark, what, on)
+    }
+
+    /// Says in the trace what the host is doing. Costs one load when there is none; then `note` is not made.
+    pub fn note(&self, note: impl FnOnce() -> Note) {
+        self.inner().machine.tracer.note(self.rank(), None, note);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Access, Device, Element, Error, Op, Site, View, stream::Mark};
+use crate::{Access, Device, Element, Error, Op, Position, Site, View, stream::Mark};
 
 type Slot<T> = Arc<Mutex<Vec<T>>>;
 
@@ -13,6 +13,7 @@ pub struct Download<T> {
     label: String,
     slot: Slot<T>,
     mark: Arc<Mark>,
+    on: Position,
 }
 
 impl<T: Element> Download<T> {
@@ -29,8 +30,8 @@ impl<T: Element> Download<T> {
         (op, slot)
     }
 
-    pub(crate) fn new(device: Device, label: &str, slot: Slot<T>, mark: Arc<Mark>) -> Self {
-        Download { device, label: label.to_owned(), slot, mark }
+    pub(crate) fn new(device: Device, label: &str, slot: Slot<T>, (mark, on): (Arc<Mark>, Position)) -> Self {
+        Download { device, label: label.to_owned(), slot, mark, on }
     }
 
     /// The copy has been made, or never will be: [`Download::wait`] does not block.
@@ -43,7 +44,7 @@ impl<T: Element> Download<T> {
     /// # Errors
     /// The device's sticky error; [`Error::Timeout`] or [`Error::Deadlock`].
     pub fn wait(self) -> Result<Vec<T>, Error> {
-        self.device.wait_host(&self.mark, &self.label)?;
+        self.device.wait_host(&self.mark, &self.label, self.on)?;
         Ok(std::mem::take(&mut *self.slot.lock().unwrap_or_else(|poison| poison.into_inner())))
     }
 }

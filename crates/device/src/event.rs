@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Device, Error, stream::Mark};
+use crate::{Device, Error, Position, stream::Mark};
 
 /// The record that a wait binds to.
 #[derive(Clone)]
@@ -16,6 +16,12 @@ pub(crate) struct Bound {
     pub(crate) generation: u64,
 }
 
+impl Bound {
+    pub(crate) fn position(&self) -> Position {
+        Position { stream: self.stream, seq: self.seq, node: None }
+    }
+}
+
 /// Marks a point in a stream. Recording it again moves it; a wait binds to the last record issued before the wait.
 ///
 /// Belongs to one device. Cloning gives another handle of the same event.
@@ -24,7 +30,7 @@ pub struct Event(pub(crate) Arc<EventInner>);
 
 pub(crate) struct EventInner {
     pub(crate) device: Device,
-    pub(crate) name: String,
+    pub(crate) name: Arc<str>,
     pub(crate) latest: Mutex<Option<Bound>>,
 }
 
@@ -52,9 +58,9 @@ impl Event {
         let bound = self.bound().ok_or_else(|| Error::NeverRecorded {
             rank: self.0.device.rank(),
             stream: "(host)".into(),
-            event: self.0.name.clone(),
+            event: self.name().to_owned(),
         })?;
-        self.0.device.wait_host(&bound.mark, &self.0.name)
+        self.0.device.wait_host(&bound.mark, self.name(), bound.position())
     }
 
     pub(crate) fn bound(&self) -> Option<Bound> {

@@ -11,6 +11,7 @@ mod event;
 mod exchange;
 mod frame;
 mod handoff;
+mod label;
 mod machine;
 mod meeting;
 #[cfg(test)]
@@ -36,6 +37,7 @@ pub use self::error::{Asked, Departure, Error, OpRef, Pending, PendingJoint};
 pub use self::event::Event;
 pub use self::exchange::{Exchange, Reduce};
 pub use self::frame::Frame;
+pub use self::label::Label;
 pub use self::machine::{HostTurn, Machine, Options};
 pub use self::meeting::Meeting;
 pub use self::op::{Access, HostFn, Launch, Mode, Op, OpError, Site};
@@ -44,7 +46,10 @@ pub use self::region::Region;
 pub use self::shape::Shape;
 pub use self::sim::{Explored, explore};
 pub use self::stream::Stream;
-pub use self::trace::{Trace, TraceAccess, TraceEvent, WaitOutcome, Work};
+pub use self::trace::{
+    BoundGate, LaunchGroup, NodeWait, Note, Position, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNode,
+    TraceNodeKind, WaitOutcome, Work,
+};
 pub use self::view::{Allocation, MemoryKind, View};
 pub use self::why::Why;
 

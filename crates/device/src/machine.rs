@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    Departure, Device, Error, Fresh, Meeting, Pending, Trace, Why,
+    Departure, Device, Error, Fresh, Label, Meeting, Pending, Trace, Why,
     cpu::CpuEngine,
     device::{DeviceInner, Owner},
     engine::Engine,
@@ -47,7 +47,7 @@ pub(crate) struct MachineInner {
     /// Counts everything that completes; a host that waits looks whether it moves.
     pub(crate) progress: AtomicU64,
     any_dropped: AtomicBool,
-    dropped: RwLock<BTreeSet<Why>>,
+    dropped: RwLock<BTreeSet<Label>>,
     devices: Mutex<BTreeMap<u32, Weak<Owner>>>,
     meetings: Mutex<Meetings>,
 }
@@ -166,7 +166,7 @@ impl Machine {
         let member = members.iter().position(|m| *m == rank).filter(|_| distinct.len() == members.len());
         let member = member.ok_or_else(|| disagree(members, members))?;
         if let Some(inner) = known {
-            if inner.members != members {
+            if *inner.members != *members {
                 return Err(disagree(&inner.members, members));
             }
             return Ok(Meeting::open(inner, member));
@@ -190,8 +190,8 @@ impl Machine {
     }
 
     /// For mutation tests: waits of this name do nothing from now on.
-    pub fn drop_waits(&self, why: Why) {
-        self.0.dropped.write().unwrap_or_else(|poison| poison.into_inner()).insert(why);
+    pub fn drop_waits(&self, why: impl Into<Label>) {
+        self.0.dropped.write().unwrap_or_else(|poison| poison.into_inner()).insert(why.into());
         self.0.any_dropped.store(true, Ordering::Release);
     }
 
@@ -234,7 +234,7 @@ impl MachineInner {
     /// Costs one load unless a test drops something.
     pub(crate) fn is_dropped(&self, why: Why) -> bool {
         self.any_dropped.load(Ordering::Relaxed)
-            && self.dropped.read().unwrap_or_else(|poison| poison.into_inner()).contains(&why)
+            && self.dropped.read().unwrap_or_else(|poison| poison.into_inner()).contains(&Label::from(why))
     }
 
     /// Makes `error` sticky on `device` unless it has one, and tells its groups.
@@ -292,7 +292,7 @@ fn echo(arrival: &Arrival, root: u32, how: &Departure) -> bool {
     let (device, body) = (&arrival.stream.device, &arrival.body);
     device.set_error(Error::PeerGone {
         rank: root,
-        group: body.meeting.name.clone(),
+        group: body.meeting.name.to_string(),
         what: body.request.to_string(),
         seq: body.group_seq,
         how: how.clone(),

@@ -65,9 +65,9 @@ pub(crate) enum Met {
 
 /// The place where the members of one communicator meet, call after call.
 pub(crate) struct MeetingInner {
-    pub(crate) name: String,
+    pub(crate) name: Arc<str>,
     /// Ranks, in the order of the group.
-    pub(crate) members: Vec<u32>,
+    pub(crate) members: Arc<[u32]>,
     /// Ranks are not enough: two machines can have the same.
     pub(crate) machine: Weak<MachineInner>,
     /// By member: the number of its next call. Shared by all handles of the member, which are counted by it: queues
@@ -100,7 +100,7 @@ impl MeetingInner {
     ) -> Self {
         let next = members.iter().map(|_| Arc::default()).collect();
         let state = Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone });
-        MeetingInner { name, members, machine, next, state }
+        MeetingInner { name: name.into(), members: members.into(), machine, next, state }
     }
 
     /// Nobody has a handle, and no call is under way that could still happen: the name is free.
@@ -191,7 +191,7 @@ impl MeetingInner {
         };
         pending
             .map(|(i, call)| PendingJoint {
-                group: self.name.clone(),
+                group: self.name.to_string(),
                 seq: state.first + i as u64,
                 what: call.arrivals.iter().flatten().next().map_or_else(String::new, |a| a.body.request.to_string()),
                 arrived: split(call, true),

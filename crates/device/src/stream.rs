@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, atomic::AtomicBool};
 
 use crate::{
-    Access, DType, Departure, Device, Element, Error, Event, Exchange, Meeting, Op, OpRef, Site, TraceAccess,
-    TraceEvent, View, WaitOutcome, Why,
+    Access, DType, Departure, Device, Element, Error, Event, Exchange, Meeting, Note, Op, OpRef, Position, Site,
+    TraceAccess, TraceEvent, View, WaitOutcome, Why,
     device::DeviceInner,
     download::Download,
     event::Bound,
@@ -90,9 +90,10 @@ impl StreamInner {
 
     /// Pushes a mark behind all that was submitted, for the host to wait for. Of a dropped stream nothing is left
     /// to wait for.
-    pub(crate) fn mark(self: &Arc<Self>) -> Arc<Mark> {
+    pub(crate) fn mark(self: &Arc<Self>) -> (Arc<Mark>, Position) {
         let mark = Arc::new(Mark::new());
         let mut submit = self.lock();
+        let on = Position { stream: self.index, seq: submit.next, node: None };
         if self.is_dropped() {
             let parked = mark.complete();
             debug_assert!(parked.is_empty(), "BUG: nobody else has this mark");
@@ -102,7 +103,7 @@ impl StreamInner {
             drop(submit);
             self.inbox.free(spent);
         }
-        mark
+        (mark, on)
     }
 
     /// Nobody submits any more, and operations that are queued do not run.
@@ -179,12 +180,12 @@ impl Stream {
         let mut submit = inner.lock();
         let seq = submit.take();
         let tracer = &inner.device.machine.tracer;
-        tracer.add(|| TraceEvent::Op {
+        tracer.add(inner.device.rank, || TraceEvent::Op {
             rank: inner.device.rank,
             stream: inner.index,
             seq,
-            name: op.name,
-            site: op.site.as_str().to_owned(),
+            name: op.name.into(),
+            site: (&op.site).into(),
             flops: op.flops(),
             accesses: op.accesses.iter().map(TraceAccess::from).collect(),
         });
@@ -209,11 +210,11 @@ impl Stream {
         let mut latest = event.0.latest.lock().unwrap_or_else(|poison| poison.into_inner());
         let generation = latest.as_ref().map_or(0, |b| b.generation) + 1;
         *latest = Some(Bound { mark: mark.clone(), stream: inner.index, seq, generation });
-        inner.device.machine.tracer.add(|| TraceEvent::Record {
+        inner.device.machine.tracer.add(inner.device.rank, || TraceEvent::Record {
             rank: inner.device.rank,
             stream: inner.index,
             seq,
-            event: event.name().to_owned(),
+            event: (&event.0.name).into(),
             generation,
         });
         let spent = inner.device.machine.engine.push(inner, Item::Record(mark));
@@ -247,15 +248,14 @@ impl Stream {
         } else {
             WaitOutcome::Enforced
         };
-        machine.tracer.add(|| TraceEvent::Wait {
+        machine.tracer.add(inner.device.rank, || TraceEvent::Wait {
             rank: inner.device.rank,
             stream: inner.index,
             seq: submit.next,
-            why,
-            event: event.name().to_owned(),
+            why: why.into(),
+            event: (&event.0.name).into(),
             generation: bound.generation,
-            on_stream: bound.stream,
-            on_seq: bound.seq,
+            on: bound.position(),
             outcome,
         });
         if outcome == WaitOutcome::Enforced {
@@ -337,14 +337,15 @@ impl Stream {
         let group_seq = *next;
         *next += 1;
         let seq = submit.take();
-        inner.device.machine.tracer.add(|| TraceEvent::Joint {
+        inner.device.machine.tracer.add(inner.device.rank, || TraceEvent::Joint {
             rank: inner.device.rank,
             stream: inner.index,
             seq,
-            group: meeting.inner.name.clone(),
+            group: (&meeting.inner.name).into(),
+            members: meeting.inner.members.clone(),
             group_seq,
-            what: request.to_string(),
-            site: site.as_str().to_owned(),
+            what: request.to_string().into(),
+            site: (&site).into(),
             accesses: accesses.iter().map(TraceAccess::from).collect(),
         });
         let body = JointBody {
@@ -409,6 +410,17 @@ impl Stream {
         Ok(Download::new(self.device(), view.label(), slot, self.inner().mark()))
     }
 
+    /// Says in the trace what the host is doing at this point of the stream. Costs one load when there is none; then
+    /// `note` is not made.
+    pub fn note(&self, note: impl FnOnce() -> Note) {
+        let inner = self.inner();
+        let tracer = &inner.device.machine.tracer;
+        if tracer.is_on() {
+            let submit = inner.lock();
+            tracer.note(inner.device.rank, Some((inner.index, submit.next)), note);
+        }
+    }
+
     /// The host waits for all that was submitted to this stream.
     ///
     /// # Errors
@@ -416,8 +428,8 @@ impl Stream {
     pub fn synchronize(&self) -> Result<(), Error> {
         let inner = self.inner();
         inner.device.check()?;
-        let mark = inner.mark();
-        let waited = inner.device.wait(&mark, &inner.name);
+        let (mark, on) = inner.mark();
+        let waited = inner.device.wait(&mark, &inner.name, on);
         inner.inbox.sweep();
         waited
     }

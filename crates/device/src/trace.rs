@@ -1,15 +1,21 @@
 //! What a machine was asked to do, in the order it was asked, and when it ran.
 
+mod graph; // launched graphs, opened up
+mod note; // what the crates above say about the host's program
+mod tracer; // collects events while tracing is on
+
 use std::{
+    collections::HashSet,
     fmt::{self, Write},
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Instant,
+    sync::Arc,
 };
 
-use crate::{Access, Mode, Region, Why};
+pub(crate) use self::tracer::Tracer;
+pub use self::{
+    graph::{BoundGate, LaunchGroup, NodeWait, TraceGraph, TraceNode, TraceNodeKind},
+    note::Note,
+};
+use crate::{Access, Label, MemoryKind, Mode, Region};
 
 /// A declared access, by number of the allocation on its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +25,9 @@ pub struct TraceAccess {
     /// Number of the allocation on that rank.
     pub allocation: u32,
     /// Its label.
-    pub label: String,
+    pub label: Label,
+    /// What it is for.
+    pub kind: MemoryKind,
     /// Bytes.
     pub region: Region,
     /// How they are touched.
@@ -31,7 +39,8 @@ impl From<&Access> for TraceAccess {
         TraceAccess {
             rank: a.view.rank(),
             allocation: a.view.allocation_id(),
-            label: a.view.label().to_owned(),
+            label: a.view.shared_label().into(),
+            kind: a.view.allocation().kind,
             region: a.view.region(),
             mode: a.mode,
         }
@@ -49,6 +58,24 @@ pub enum WaitOutcome {
     Dropped,
 }
 
+/// A place on a device that others are ordered behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Position {
+    /// Stream, by number on its device.
+    pub stream: u32,
+    /// Position in the stream.
+    pub seq: u64,
+    /// The node, if it is inside the launch of a graph.
+    pub node: Option<u32>,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.stream, self.seq)?;
+        self.node.map_or(Ok(()), |node| write!(f, ".{node}"))
+    }
+}
+
 /// One event of a trace. `rank`, `stream` and `seq` say which stream and where in it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TraceEvent {
@@ -61,9 +88,9 @@ pub enum TraceEvent {
         /// Position in the stream.
         seq: u64,
         /// Operation.
-        name: &'static str,
+        name: Label,
         /// Place in the model.
-        site: String,
+        site: Label,
         /// Floating-point operations; 0 for a user's own operation.
         flops: u64,
         /// Declared accesses.
@@ -78,13 +105,15 @@ pub enum TraceEvent {
         /// Position in the stream.
         seq: u64,
         /// Group.
-        group: String,
+        group: Label,
+        /// Ranks, in the order of the group.
+        members: Arc<[u32]>,
         /// Position in the group's sequence.
         group_seq: u64,
         /// What is asked.
-        what: String,
+        what: Label,
         /// Place in the model.
-        site: String,
+        site: Label,
         /// Declared accesses.
         accesses: Vec<TraceAccess>,
     },
@@ -97,7 +126,7 @@ pub enum TraceEvent {
         /// Position in the stream.
         seq: u64,
         /// Event.
-        event: String,
+        event: Label,
         /// Which record of the event, from 1.
         generation: u64,
     },
@@ -110,24 +139,50 @@ pub enum TraceEvent {
         /// Position in the stream.
         seq: u64,
         /// Name of the synchronisation.
-        why: Why,
+        why: Label,
         /// Event.
-        event: String,
+        event: Label,
         /// Which record of the event it is bound to.
         generation: u64,
-        /// Stream of that record.
-        on_stream: u32,
-        /// Position of that record.
-        on_seq: u64,
+        /// Where that record is.
+        on: Position,
         /// Whether it holds.
         outcome: WaitOutcome,
     },
-    /// The host waited for the end of a stream or an event.
+    /// An executable graph was launched.
+    Launch {
+        /// Submitting rank.
+        rank: u32,
+        /// Stream, by number on its device.
+        stream: u32,
+        /// Position in the stream.
+        seq: u64,
+        /// Its nodes.
+        graph: Arc<TraceGraph>,
+        /// Which launch of this executable, from 1.
+        launch: u64,
+        /// External nodes, in the order of the nodes.
+        bound: Vec<BoundGate>,
+        /// Groups of its joint operations.
+        groups: Vec<LaunchGroup>,
+    },
+    /// The host has waited for the end of a stream or an event.
     HostWait {
         /// Rank.
         rank: u32,
         /// What it waited for.
-        what: String,
+        what: Label,
+        /// Where that is.
+        on: Position,
+    },
+    /// The crates above said what the host is doing.
+    Note {
+        /// Rank.
+        rank: u32,
+        /// Stream, and the position that its next submission takes; `None` where the host means itself.
+        at: Option<(u32, u64)>,
+        /// What they said.
+        note: Note,
     },
     /// An operation ran.
     Ran {
@@ -137,8 +192,10 @@ pub enum TraceEvent {
         stream: u32,
         /// Position in the stream.
         seq: u64,
+        /// The node, if it ran inside the launch of a graph.
+        node: Option<u32>,
         /// Operation.
-        name: &'static str,
+        name: Label,
         /// Nanoseconds since tracing began; the step's number on `sim` and `dry`.
         start: u64,
         /// As `start`.
@@ -148,38 +205,50 @@ pub enum TraceEvent {
 
 impl fmt::Display for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let accesses = |f: &mut fmt::Formatter<'_>, list: &[TraceAccess]| {
-            list.iter().try_for_each(|a| {
-                let mode = match a.mode {
-                    Mode::Read => 'r',
-                    Mode::Write => 'w',
-                    Mode::Update => 'u',
-                };
-                let r = a.region;
-                write!(f, " {mode}:{}.{}+{}:{}x{}/{}", a.rank, a.allocation, r.start, r.rows, r.row_bytes, r.pitch)
-            })
-        };
         match self {
             TraceEvent::Op { rank, stream, seq, name, site, flops, accesses: list } => {
                 write!(f, "op {rank}.{stream}.{seq} {name}@{site} flops={flops}")?;
-                accesses(f, list)
+                accesses_to(f, list)
             }
-            TraceEvent::Joint { rank, stream, seq, group, group_seq, what, site, accesses: list } => {
+            TraceEvent::Joint { rank, stream, seq, group, group_seq, what, site, accesses: list, .. } => {
                 write!(f, "joint {rank}.{stream}.{seq} {group}#{group_seq} {what}@{site}")?;
-                accesses(f, list)
+                accesses_to(f, list)
             }
             TraceEvent::Record { rank, stream, seq, event, generation } => {
                 write!(f, "record {rank}.{stream}.{seq} {event}:{generation}")
             }
-            TraceEvent::Wait { rank, stream, seq, why, event, generation, on_stream, on_seq, outcome } => {
-                write!(f, "wait {rank}.{stream}.{seq} {event}:{generation} on {on_stream}.{on_seq} {why} {outcome:?}")
+            TraceEvent::Wait { rank, stream, seq, why, event, generation, on, outcome } => {
+                write!(f, "wait {rank}.{stream}.{seq} {event}:{generation} on {on} {why} {outcome:?}")
             }
-            TraceEvent::HostWait { rank, what } => write!(f, "host {rank} waits for {what}"),
-            TraceEvent::Ran { rank, stream, seq, name, start, end } => {
-                write!(f, "ran {rank}.{stream}.{seq} {name} {start}..{end}")
+            TraceEvent::Launch { rank, stream, seq, graph, launch, bound, groups } => {
+                write!(f, "launch {rank}.{stream}.{seq} {}#{} {launch}", graph.name, graph.id)?;
+                for gate in bound {
+                    write!(f, " {}={}:{:?}", gate.node, gate.generation, gate.outcome)?;
+                    gate.on.map_or(Ok(()), |on| write!(f, "@{on}"))?;
+                }
+                groups.iter().try_for_each(|g| write!(f, " {}#{}", g.group, g.group_seq))
+            }
+            TraceEvent::HostWait { rank, what, on } => write!(f, "host {rank} waits for {what} at {on}"),
+            TraceEvent::Note { rank, at: None, note } => write!(f, "note {rank} {note}"),
+            TraceEvent::Note { rank, at: Some((stream, seq)), note } => write!(f, "note {rank}.{stream}.{seq} {note}"),
+            TraceEvent::Ran { rank, stream, seq, node, name, start, end } => {
+                let on = Position { stream: *stream, seq: *seq, node: *node };
+                write!(f, "ran {rank}.{on} {name} {start}..{end}")
             }
         }
     }
+}
+
+fn accesses_to(f: &mut fmt::Formatter<'_>, list: &[TraceAccess]) -> fmt::Result {
+    list.iter().try_for_each(|a| {
+        let mode = match a.mode {
+            Mode::Read => 'r',
+            Mode::Write => 'w',
+            Mode::Update => 'u',
+        };
+        let r = a.region;
+        write!(f, " {mode}:{}.{}+{}:{}x{}/{}", a.rank, a.allocation, r.start, r.rows, r.row_bytes, r.pitch)
+    })
 }
 
 /// A recorded trace.
@@ -203,84 +272,52 @@ pub struct Work {
 }
 
 impl Trace {
-    /// The work of `rank`.
+    /// The work of `rank`, launched graphs opened up.
     pub fn work(&self, rank: u32) -> Work {
         let mut work = Work::default();
         for event in &self.events {
-            let (list, flops) = match event {
-                TraceEvent::Op { rank: r, accesses, flops, .. } if *r == rank => (accesses, *flops),
-                TraceEvent::Joint { rank: r, accesses, .. } if *r == rank => (accesses, 0),
-                _ => continue,
-            };
-            work.operations += 1;
-            work.flops += flops;
-            for a in list {
-                let bytes = (a.region.rows * a.region.row_bytes) as u64;
-                work.bytes_read += if a.mode == Mode::Write { 0 } else { bytes };
-                work.bytes_written += if a.mode.writes() { bytes } else { 0 };
+            match event {
+                TraceEvent::Op { rank: r, accesses, flops, .. } if *r == rank => work.add(*flops, accesses),
+                TraceEvent::Joint { rank: r, accesses, .. } if *r == rank => work.add(0, accesses),
+                TraceEvent::Launch { rank: r, graph, .. } if *r == rank => {
+                    for node in &graph.nodes {
+                        match &node.what {
+                            TraceNodeKind::Op { flops, accesses, .. } => work.add(*flops, accesses),
+                            TraceNodeKind::Joint { accesses, .. } => work.add(0, accesses),
+                            TraceNodeKind::Wait { .. } | TraceNodeKind::Record { .. } => {}
+                        }
+                    }
+                }
+                _ => {}
             }
         }
         work
     }
 
-    /// One line an event. On `sim` and `dry`, equal seeds give equal text.
+    /// One line an event, and before the first launch of a graph one line a node. On `sim` and `dry`, equal seeds give
+    /// equal text.
     pub fn to_text(&self) -> String {
+        let mut seen = HashSet::new();
         self.events.iter().fold(String::new(), |mut text, event| {
+            if let TraceEvent::Launch { rank, graph, .. } = event
+                && seen.insert((*rank, graph.id))
+            {
+                writeln!(text, "{graph}").expect("BUG: writing to a string");
+            }
             writeln!(text, "{event}").expect("BUG: writing to a string");
             text
         })
     }
 }
 
-/// Collects events while tracing is on; one load when it is off.
-pub(crate) struct Tracer {
-    on: AtomicBool,
-    state: Mutex<Recording>,
-}
-
-struct Recording {
-    began: Instant,
-    events: Vec<TraceEvent>,
-}
-
-impl Tracer {
-    pub(crate) fn new() -> Self {
-        Tracer {
-            on: AtomicBool::new(false),
-            state: Mutex::new(Recording { began: Instant::now(), events: Vec::new() }),
+impl Work {
+    fn add(&mut self, flops: u64, accesses: &[TraceAccess]) {
+        self.operations += 1;
+        self.flops += flops;
+        for a in accesses {
+            let bytes = (a.region.rows * a.region.row_bytes) as u64;
+            self.bytes_read += if a.mode == Mode::Write { 0 } else { bytes };
+            self.bytes_written += if a.mode.writes() { bytes } else { 0 };
         }
-    }
-
-    pub(crate) fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn start(&self) {
-        let mut state = self.state.lock().unwrap_or_else(|poison| poison.into_inner());
-        *state = Recording { began: Instant::now(), events: Vec::new() };
-        self.on.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn stop(&self) -> Trace {
-        self.on.store(false, Ordering::Relaxed);
-        let mut state = self.state.lock().unwrap_or_else(|poison| poison.into_inner());
-        Trace { events: std::mem::take(&mut state.events) }
-    }
-
-    /// `event` is made only when tracing is on.
-    pub(crate) fn add(&self, event: impl FnOnce() -> TraceEvent) {
-        if self.is_on() {
-            let event = event();
-            self.state.lock().unwrap_or_else(|poison| poison.into_inner()).events.push(event);
-        }
-    }
-
-    /// Nanoseconds since tracing began; 0 when it is off.
-    pub(crate) fn now(&self) -> u64 {
-        if !self.is_on() {
-            return 0;
-        }
-        let state = self.state.lock().unwrap_or_else(|poison| poison.into_inner());
-        u64::try_from(state.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 }

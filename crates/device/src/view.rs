@@ -28,7 +28,7 @@ pub struct Allocation {
     pub(crate) rank: u32,
     /// Numbered per device from 0, in the order of allocation.
     pub(crate) id: u32,
-    pub(crate) label: String,
+    pub(crate) label: Arc<str>,
     pub(crate) bytes: usize,
     pub(crate) kind: MemoryKind,
     /// None on the `dry` driver.
@@ -126,6 +126,10 @@ impl View {
 
     /// Label given when the memory was allocated.
     pub fn label(&self) -> &str {
+        &self.alloc.label
+    }
+
+    pub(crate) fn shared_label(&self) -> &Arc<str> {
         &self.alloc.label
     }
 
@@ -227,19 +231,19 @@ impl View {
     /// [`Error::Strided`] if gaps would fall inside a row.
     pub fn reshape(&self, dims: &[usize]) -> Result<View, Error> {
         let shape = Shape::new(dims).filter(|s| s.numel() == self.numel()).ok_or_else(|| Error::Reshape {
-            label: self.alloc.label.clone(),
+            label: self.label().to_owned(),
             from: self.shape.dims().to_vec(),
             to: dims.to_vec(),
         })?;
         if !self.is_contiguous() && shape.cols() != self.cols() {
-            return Err(Error::Strided { label: self.alloc.label.clone(), shape: self.shape.dims().to_vec() });
+            return Err(Error::Strided { label: self.label().to_owned(), shape: self.shape.dims().to_vec() });
         }
         Ok(View { shape, ..self.clone() })
     }
 
     fn out_of_range(&self, what: &'static str, range: &Range<usize>, have: usize) -> Error {
         Error::OutOfRange {
-            label: self.alloc.label.clone(),
+            label: self.label().to_owned(),
             shape: self.shape.dims().to_vec(),
             what,
             range: range.clone(),

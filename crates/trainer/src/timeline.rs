@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use device::{Machine, Mode, Trace, TraceAccess, TraceEvent, WaitOutcome};
+use device::{Machine, Mode, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNodeKind, WaitOutcome};
 use serde_json::{Value, json};
 
 use crate::TrainError;
@@ -57,8 +57,13 @@ impl StreamNames {
     }
 }
 
-/// A rank's stream and a position in it.
-type Place = (u32, u32, u64);
+/// A rank's stream, a position in it, and there the node of a launched graph, from 1; 0 outside.
+type Place = (u32, u32, u64, u32);
+
+/// Where node `node` of a launch is.
+fn place(rank: u32, stream: u32, seq: u64, node: Option<u32>) -> Place {
+    (rank, stream, seq, node.map_or(0, |node| node + 1))
+}
 
 /// The row of a rank's host, below its streams.
 const HOST_ROW: u32 = 1 << 20;
@@ -103,8 +108,8 @@ pub fn write_timeline(path: &Path, trace: &Trace, clock: Clock, names: &StreamNa
 /// When what ran, by place.
 fn slices(trace: &Trace, clock: Clock) -> BTreeMap<Place, (u64, u64)> {
     let ran = trace.events.iter().filter_map(|event| match event {
-        TraceEvent::Ran { rank, stream, seq, start, end, .. } => {
-            Some(((*rank, *stream, *seq), clock.span(*start, *end)))
+        TraceEvent::Ran { rank, stream, seq, node, start, end, .. } => {
+            Some((place(*rank, *stream, *seq, *node), clock.span(*start, *end)))
         }
         _ => None,
     });
@@ -155,42 +160,61 @@ impl Picture {
             TraceEvent::Op { rank, stream, seq, name, site, flops, accesses } => {
                 let mut args = bytes(accesses);
                 args["flops"] = json!(flops);
-                self.slice((*rank, *stream, *seq), "op", &format!("{name}@{site}"), args);
+                self.slice((*rank, *stream, *seq, 0), *stream, "op", &format!("{name}@{site}"), args);
             }
-            TraceEvent::Joint { rank, stream, seq, group, group_seq, what, site, accesses } => {
+            TraceEvent::Joint { rank, stream, seq, group, group_seq, what, site, accesses, .. } => {
                 let mut args = bytes(accesses);
-                args["group"] = json!(group);
+                args["group"] = json!(group.as_str());
                 args["group_seq"] = json!(group_seq);
-                args["what"] = json!(what);
-                let name = what.split([' ', '(']).next().unwrap_or(what);
-                self.slice((*rank, *stream, *seq), "joint", &format!("{name}@{site}"), args);
+                args["what"] = json!(what.as_str());
+                let name = what.split([' ', '(']).next().unwrap_or_default();
+                self.slice((*rank, *stream, *seq, 0), *stream, "joint", &format!("{name}@{site}"), args);
             }
-            TraceEvent::Wait { rank, stream, seq, why, event, generation, on_stream, on_seq, outcome } => {
-                let args = json!({ "event": event, "generation": generation, "outcome": format!("{outcome:?}") });
-                let from = self.last((*rank, *on_stream, *on_seq));
-                let to = self.first((*rank, *stream, *seq));
+            TraceEvent::Wait { rank, stream, seq, why, event, generation, on, outcome } => {
+                let args =
+                    json!({ "event": event.as_str(), "generation": generation, "outcome": format!("{outcome:?}") });
+                let from = self.last(place(*rank, on.stream, on.seq, on.node));
+                let to = self.first((*rank, *stream, *seq, 0));
                 match (outcome, from, to) {
-                    (WaitOutcome::Enforced, Some(from), Some(to)) => self.arrow(why.0, from, to, &args),
+                    (WaitOutcome::Enforced, Some(from), Some(to)) => self.arrow(why, from, to, &args),
                     (_, from, to) => {
                         let at = to.map(|(_, (start, _))| start).or(from.map(|(_, (_, end))| end)).unwrap_or(self.now);
-                        self.mark("wait", why.0, (*rank, *stream), at, args);
+                        self.mark("wait", why, (*rank, *stream), at, args);
                     }
                 }
             }
-            TraceEvent::HostWait { rank, what } => {
+            TraceEvent::HostWait { rank, what, .. } => {
                 self.mark("host", &format!("waits for {what}"), (*rank, HOST_ROW), self.now, json!({}));
             }
             TraceEvent::Ran { start, end, .. } => self.now = self.now.max(clock.span(*start, *end).1),
             // It shows where a wait on it ends.
-            TraceEvent::Record { .. } => {}
+            TraceEvent::Record { .. } | TraceEvent::Note { .. } => {}
+            TraceEvent::Launch { rank, stream, seq, graph, .. } => self.launch(*rank, *stream, *seq, graph),
         }
     }
 
-    fn slice(&mut self, place: Place, kind: &str, name: &str, mut args: Value) {
+    /// Each node in the row of the stream that it was captured on.
+    fn launch(&mut self, rank: u32, stream: u32, seq: u64, graph: &TraceGraph) {
+        for (i, node) in (0..).zip(&graph.nodes) {
+            let (name, kind, accesses) = match &node.what {
+                TraceNodeKind::Op { name, site, accesses, .. } => (format!("{name}@{site}"), "op", accesses),
+                TraceNodeKind::Joint { what, site, accesses, .. } => {
+                    (format!("{}@{site}", what.split([' ', '(']).next().unwrap_or_default()), "joint", accesses)
+                }
+                TraceNodeKind::Wait { .. } | TraceNodeKind::Record { .. } => continue,
+            };
+            let mut args = bytes(accesses);
+            args["graph"] = json!(graph.name.as_str());
+            args["node"] = json!(i);
+            self.slice(place(rank, stream, seq, Some(i)), node.lane, kind, &name, args);
+        }
+    }
+
+    fn slice(&mut self, place: Place, row: u32, kind: &str, name: &str, mut args: Value) {
         let Some(&(start, end)) = self.slices.get(&place) else { return };
         args["seq"] = json!(place.2);
         let (ts, dur) = (micros(start), micros(end - start));
-        let (pid, tid) = ids(place.0, place.1);
+        let (pid, tid) = ids(place.0, row);
         self.lines.push(json!({
             "ph": "X", "cat": kind, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args,
         }));
@@ -205,7 +229,7 @@ impl Picture {
 
     fn arrow(&mut self, name: &str, from: (Place, (u64, u64)), to: (Place, (u64, u64)), args: &Value) {
         self.arrows += 1;
-        let mut end = |phase: &str, (rank, stream, _): Place, at: u64| {
+        let mut end = |phase: &str, (rank, stream, ..): Place, at: u64| {
             let (pid, tid) = ids(rank, stream);
             let mut line = json!({
                 "ph": phase, "cat": "wait", "name": name, "id": self.arrows,
@@ -224,14 +248,14 @@ impl Picture {
 
     /// The last slice of the stream up to a position.
     fn last(&self, place: Place) -> Option<(Place, (u64, u64))> {
-        let (rank, stream, _) = place;
-        self.slices.range((rank, stream, 0)..=place).next_back().map(|(place, span)| (*place, *span))
+        let (rank, stream, ..) = place;
+        self.slices.range((rank, stream, 0, 0)..=place).next_back().map(|(place, span)| (*place, *span))
     }
 
     /// The first slice of the stream from a position on.
     fn first(&self, place: Place) -> Option<(Place, (u64, u64))> {
-        let (rank, stream, _) = place;
-        self.slices.range(place..=(rank, stream, u64::MAX)).next().map(|(place, span)| (*place, *span))
+        let (rank, stream, ..) = place;
+        self.slices.range(place..=(rank, stream, u64::MAX, u32::MAX)).next().map(|(place, span)| (*place, *span))
     }
 }
 

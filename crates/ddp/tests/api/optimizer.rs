@@ -34,7 +34,7 @@ fn train(one: &mut One, config: OptimizerConfig, steps: usize, samples: usize) -
                 // Mean over the microbatches of a rank; the replicas' mean is the reduction's.
                 let mut grad = gradient(step, place * own + sample, i, param.numel());
                 grad.iter_mut().for_each(|g| *g /= own as f32);
-                crate::support::contribute(ddp, param, &stream, grad)?;
+                crate::support::contribute(param, &stream, grad)?;
             }
             Ok(ddp.end_microbatch(&stream)?)
         };
@@ -260,7 +260,7 @@ fn step_sites(setup: &Setup, config: &OptimizerConfig) -> Vec<String> {
     let trace = machine.trace_stop();
     let sites = trace.events.iter().filter_map(|event| match event {
         TraceEvent::Op { rank: 0, stream, site, name, accesses, .. } if *stream == stream_of_rank_0 => {
-            let what = if *name == "adamw" { format!("{site}@{}", accesses[0].region.start) } else { site.clone() };
+            let what = if name == "adamw" { format!("{site}@{}", accesses[0].region.start) } else { site.to_string() };
             Some(what)
         }
         _ => None,
@@ -337,7 +337,7 @@ fn one_rank_of_many_is_planned_alone_without_memory() {
     for _ in 0..2 {
         ddp.begin_microbatch(&stream).unwrap();
         for param in buffers.params().iter().rev() {
-            crate::support::contribute(&ddp, param, &stream, Vec::new()).unwrap();
+            crate::support::contribute(param, &stream, Vec::new()).unwrap();
         }
         ddp.end_microbatch(&stream).unwrap();
         ddp.finish_grads().unwrap();
@@ -352,7 +352,7 @@ fn one_rank_of_many_is_planned_alone_without_memory() {
     assert_eq!(moments, 8 * padded / world as usize);
     let trace = machine.trace_stop();
     let count = |wanted: &str| {
-        let is_it = |event: &&TraceEvent| matches!(event, TraceEvent::Op { name, .. } if *name == wanted);
+        let is_it = |event: &&TraceEvent| matches!(event, TraceEvent::Op { name, .. } if *name == *wanted);
         trace.events.iter().filter(is_it).count()
     };
     assert_eq!(["reduce_scatter", "all_gather"].map(count), [4, 4]);

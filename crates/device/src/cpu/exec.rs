@@ -56,7 +56,16 @@ pub(crate) fn run_op(stream: &StreamInner, body: &Arc<OpBody>, crew: &dyn Crew, 
 
 pub(crate) fn trace_run(device: &DeviceInner, op: (u32, u64, &'static str), start: u64, end: u64) {
     let (stream, seq, name) = op;
-    device.machine.tracer.add(|| TraceEvent::Ran { rank: device.rank, stream, seq, name, start, end });
+    let rank = device.rank;
+    device.machine.tracer.add(rank, || TraceEvent::Ran {
+        rank,
+        stream,
+        seq,
+        node: None,
+        name: name.into(),
+        start,
+        end,
+    });
 }
 
 fn failure(op: OpRef, error: OpError) -> Error {
@@ -138,7 +147,7 @@ pub(crate) fn run_joint(arrivals: &[Arrival], crew: &dyn Crew) -> bool {
 
 /// All members have come and ask for different things: each of them gets that error, none an echo of it.
 pub(crate) fn disagree(arrivals: &[Arrival], asked: Asked) {
-    let (group, seq) = (arrivals[0].body.meeting.name.clone(), arrivals[0].body.group_seq);
+    let (group, seq) = (arrivals[0].body.meeting.name.to_string(), arrivals[0].body.group_seq);
     let error = Error::Disagree { group, seq, asked };
     let how = Departure::Failed(error.chain());
     let first: Vec<_> = arrivals.iter().filter(|a| a.stream.device.set_error(error.clone())).collect();

@@ -102,9 +102,9 @@ conformance! {
         nothing_is_traced_outside_of_a_recording
 }
 
-fn ran(trace: &Trace) -> Vec<(&'static str, u64)> {
+fn ran(trace: &Trace) -> Vec<(&str, u64)> {
     let ran = trace.events.iter().filter_map(|e| match e {
-        TraceEvent::Ran { name, seq, start, end, .. } if start <= end => Some((*name, *seq)),
+        TraceEvent::Ran { name, seq, start, end, .. } if start <= end => Some((name.as_str(), *seq)),
         _ => None,
     });
     ran.collect()

@@ -149,11 +149,11 @@ fn a_prefetching_program_needs_each_of_its_waits() {
         TraceEvent::Wait { why, .. } => Some(why),
         _ => None,
     });
-    let waits: BTreeSet<Why> = waits.collect();
+    let waits: BTreeSet<Label> = waits.collect();
     assert_eq!(waits.len(), 10);
     for why in waits {
         let without = search(|machine| {
-            machine.drop_waits(why);
+            machine.drop_waits(why.clone());
             prefetching(machine)
         });
         assert!(without.results.len() > 1, "{why} is not needed: {without:?}");

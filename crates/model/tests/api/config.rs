@@ -182,12 +182,12 @@ fn operations_are_those_of_the_kernels(config: GptConfig) {
     let (mut products, mut attention) = (0, 0);
     for event in &trace.events {
         match event {
-            TraceEvent::Op { name: "gemm", accesses, .. } => {
+            TraceEvent::Op { name, accesses, .. } if name == "gemm" => {
                 // Elements are m·k, k·n and m·n: their product is the square of m·n·k.
                 let numel = |i: usize| (accesses[i].region.rows * accesses[i].region.row_bytes / 4) as f64;
                 products += 2 * (numel(0) * numel(1) * numel(2)).sqrt().round() as u64;
             }
-            TraceEvent::Op { name: "attention", flops, .. } => attention += flops,
+            TraceEvent::Op { name, flops, .. } if name == "attention" => attention += flops,
             _ => {}
         }
     }

@@ -260,7 +260,7 @@ fn touched(machine: &Machine, rank: u32) -> Vec<(String, String, usize, usize)> 
     let mut out = Vec::new();
     for event in &trace.events {
         let (name, accesses) = match event {
-            TraceEvent::Op { rank: r, name, accesses, .. } if *r == rank => ((*name).to_owned(), accesses),
+            TraceEvent::Op { rank: r, name, accesses, .. } if *r == rank => (name.to_string(), accesses),
             TraceEvent::Joint { rank: r, what, accesses, group, .. } if *r == rank && !group.starts_with("build") => {
                 (what.split([' ', '(']).next().unwrap().to_owned(), accesses)
             }
@@ -284,7 +284,7 @@ fn touched(machine: &Machine, rank: u32) -> Vec<(String, String, usize, usize)> 
             }
             sum
         };
-        out.push((name, accesses.first().map_or_else(String::new, |a| a.label.clone()), bytes(false), bytes(true)));
+        out.push((name, accesses.first().map_or_else(String::new, |a| a.label.to_string()), bytes(false), bytes(true)));
     }
     out
 }
