@@ -1,6 +1,6 @@
 //! Graphs that are captured once and replayed only when everything they read is ready.
 //!
-//! Read `scope`, `capture`, `recording`, `links`, `graph`, in this order.
+//! Read `scope`, `capture`, `recording`, `links`, `graph`, in this order; then `schedule` and `runners` for pipelines.
 #![forbid(unsafe_code)]
 
 // Captures.
@@ -13,6 +13,9 @@ mod graph; //     check, issue, copy in, launch, apply
 mod inputs; //    what a replay is given
 mod links; //     parameters, publishers and sinks of a graph
 mod audit; //     what is left of deleted graphs
+// Pipelines.
+mod schedule; //  what a stage runs in which order, and what of it is captured
+mod runners; //   which captured graph serves which call
 mod error;
 pub mod why;
 
@@ -22,5 +25,15 @@ pub use self::{
     error::{Change, GraphError},
     graph::Graph,
     inputs::{Difference, Given},
+    runners::{
+        CacheKey, CallName, Creation, ForwardCall, GradMode, GraphUnit, OpenCall, OutOfTurn, Recorded, RunnerError,
+        RunnerIndex, Runners, Sharing, Unfit, WhyUnfit,
+    },
+    schedule::{
+        CaptureOrder, ChunkIndex, Counts, Direction, ExpertOverlap, GraphScope, Interleaving, LayerIndex, LayerOrder,
+        LayerStep, LocalWarmUp, MicrobatchIndex, OrderId, Pairing, PassKind, PipelinePlace, PipelinePlan,
+        PipelineSetup, Schedule, ScheduleError, ScheduleViolation, ScheduleViolations, SlotEntry, SlotIndex, SlotPlan,
+        Step, WeightGrads, WhereStopped, local_warm_up, warm_up_iterations,
+    },
     scope::{GateMode, Scope},
 };
