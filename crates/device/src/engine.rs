@@ -6,9 +6,9 @@ use crate::{
     cpu::CpuEngine,
     device::DeviceInner,
     machine::MachineInner,
-    sim::SimEngine,
     meeting::Arrival,
     queue::{Item, Mark, StreamInner},
+    sim::SimEngine,
 };
 
 /// How a host's wait ended.

@@ -368,7 +368,9 @@ pub enum Error {
         graph: String,
     },
     /// Memory was asked for while a stream of the device captures.
-    #[error("'{label}' ({bytes} bytes) was asked for while rank {rank} captures '{graph}'; allocate before the capture")]
+    #[error(
+        "'{label}' ({bytes} bytes) was asked for while rank {rank} captures '{graph}'; allocate before the capture"
+    )]
     AllocationInCapture {
         /// Rank.
         rank: u32,

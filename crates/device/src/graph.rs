@@ -117,11 +117,7 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    fn new(
-        counters: &Arc<GraphCounters>,
-        what: fn(&GraphCounters) -> &AtomicUsize,
-        nodes: usize,
-    ) -> Counted {
+    fn new(counters: &Arc<GraphCounters>, what: fn(&GraphCounters) -> &AtomicUsize, nodes: usize) -> Counted {
         what(counters).fetch_add(1, Ordering::Relaxed);
         counters.nodes.fetch_add(nodes, Ordering::Relaxed);
         Counted { counters: counters.clone(), what, nodes }

@@ -21,6 +21,8 @@ mod launch_trace;
 mod machine;
 mod meeting;
 #[cfg(test)]
+mod miri_graph_tests;
+#[cfg(test)]
 mod miri_tests;
 mod op;
 pub mod ops;

@@ -240,12 +240,7 @@ impl Call {
 }
 
 impl MeetingInner {
-    pub(crate) fn new(
-        name: String,
-        members: Vec<u32>,
-        machine: Arc<()>,
-        gone: Option<(u32, Departure)>,
-    ) -> Self {
+    pub(crate) fn new(name: String, members: Vec<u32>, machine: Arc<()>, gone: Option<(u32, Departure)>) -> Self {
         let next = members.iter().map(|_| Arc::default()).collect();
         let state = Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone });
         MeetingInner { name: name.into(), members: members.into(), machine, next, state }

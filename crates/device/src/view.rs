@@ -1,10 +1,6 @@
 //! Views: typed, shaped pieces of an allocation.
 
-use std::{
-    fmt,
-    ops::Range,
-    sync::Arc,
-};
+use std::{fmt, ops::Range, sync::Arc};
 
 use crate::{DType, Error, Region, Shape, cpu::Storage, device::DeviceInner};
 

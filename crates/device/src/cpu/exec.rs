@@ -3,7 +3,9 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use super::{
-    Args, Claim, claims::Conflict, exchange,
+    Args, Claim,
+    claims::Conflict,
+    exchange,
     tiles::{OpPanic, TileClaims, TileJob, catch},
 };
 use crate::{

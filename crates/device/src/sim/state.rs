@@ -235,7 +235,8 @@ impl State {
         let mut settled = false;
         loop {
             let mut moved = false;
-            let ready: Vec<u32> = self.streams[&key].launch.iter().flat_map(|running| &running.ready).copied().collect();
+            let ready: Vec<u32> =
+                self.streams[&key].launch.iter().flat_map(|running| &running.ready).copied().collect();
             for node in &ready {
                 moved |= self.settle_node(key, *node);
             }

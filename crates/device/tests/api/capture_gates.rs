@@ -3,7 +3,7 @@
 use device::*;
 
 use super::{
-    capture_graphs::{captured, order},
+    capture_graphs::{captured, executable, order},
     drivers::Driver,
     work::{Counter, Gate, copy, expect_values, floats, open, set, step},
 };
@@ -28,35 +28,33 @@ fn an_external_wait_binds_to_the_last_record_before_the_launch(driver: &Driver) 
     let (device, one) = open(&driver.machine(), 0, "one");
     let (other, late) = (device.stream("other").unwrap(), device.stream("late").unwrap());
     let (v, seen, e) = (floats(&device, "v", 1), floats(&device, "seen", 1), device.event("published"));
-    let exec = captured(&one, || {
+    let exec = executable(&one, || {
         one.wait_external(&e, Why("test.published")).unwrap();
         one.launch(copy(&v, &seen)).unwrap();
     });
-    let exec = exec.instantiate().unwrap();
     other.launch(set(&v, 1.0)).unwrap();
     other.record(&e).unwrap();
     // The launch is issued and cannot start; the event is recorded again, where nobody ever gets to.
     let before = Gate::before(&one);
     one.launch_graph(&exec).unwrap();
-    let never = Gate::before(&late);
+    // Rank 77 never comes.
+    let never = device.machine().meeting("never", &[0, 77], 0).unwrap();
+    late.joint(&never, Exchange::Barrier, "test", Vec::new()).unwrap();
     late.record(&e).unwrap();
     assert!(!e.is_done());
     before.open();
     expect_values(&one, &seen, &[1.0]);
     assert!(!e.is_done(), "waited for a record that was issued later");
-    never.open();
-    late.synchronize().unwrap();
 }
 
 fn a_later_launch_binds_to_the_later_record(driver: &Driver) {
     let (device, one) = open(&driver.machine(), 0, "one");
     let (other, v, seen) = (device.stream("other").unwrap(), floats(&device, "v", 1), floats(&device, "seen", 1));
     let (e, read) = (device.event("published"), device.event("read"));
-    let exec = captured(&one, || {
+    let exec = executable(&one, || {
         one.wait_external(&e, Why("test.published")).unwrap();
         one.launch(copy(&v, &seen)).unwrap();
     });
-    let exec = exec.instantiate().unwrap();
     for i in 0..30 {
         other.launch(set(&v, i as f32)).unwrap();
         other.record(&e).unwrap();
@@ -70,12 +68,11 @@ fn a_later_launch_binds_to_the_later_record(driver: &Driver) {
 fn an_external_wait_for_an_event_never_recorded_is_refused_at_the_launch(driver: &Driver) {
     let (device, one) = open(&driver.machine(), 2, "one");
     let (e, done, count) = (device.event("gate"), device.event("done"), Counter::default());
-    let exec = captured(&one, || {
+    let exec = executable(&one, || {
         one.launch(count.op(Vec::new())).unwrap();
         one.record_external(&done).unwrap();
         one.wait_external(&e, Why("test")).unwrap();
     });
-    let exec = exec.instantiate().unwrap();
     let error = one.launch_graph(&exec).unwrap_err();
     let text = "stream 'one' of rank 2 waits for event 'gate', which was never recorded";
     assert_eq!(error.to_string(), text);
@@ -91,7 +88,7 @@ fn an_external_wait_for_an_event_never_recorded_is_refused_at_the_launch(driver:
 fn an_external_wait_for_an_event_of_a_capture_is_refused_at_the_launch(driver: &Driver) {
     let (device, one) = open(&driver.machine(), 0, "one");
     let e = device.event("inner");
-    let exec = captured(&one, || one.wait_external(&e, Why("test")).unwrap()).instantiate().unwrap();
+    let exec = executable(&one, || one.wait_external(&e, Why("test")).unwrap());
     captured(&one, || one.record(&e).unwrap());
     assert!(matches!(one.launch_graph(&exec), Err(Error::CapturedEvent { .. })));
     one.synchronize().unwrap();
@@ -102,13 +99,12 @@ fn an_external_record_releases_before_the_graph_ends(driver: &Driver) {
     let (two, blocker) = (device.stream("two").unwrap(), device.stream("blocker").unwrap());
     let (v, seen) = (floats(&device, "v", 1), floats(&device, "seen", 1));
     let (landed, held) = (device.event("landed"), device.event("held"));
-    let exec = captured(&one, || {
+    let exec = executable(&one, || {
         one.launch(set(&v, 5.0)).unwrap();
         one.record_external(&landed).unwrap();
         one.wait_external(&held, Why("test.held")).unwrap();
         one.launch(Counter::default().op(Vec::new())).unwrap();
     });
-    let exec = exec.instantiate().unwrap();
     let gate = Gate::before(&blocker);
     blocker.record(&held).unwrap();
     one.launch_graph(&exec).unwrap();
@@ -128,7 +124,7 @@ fn only_what_is_behind_an_external_wait_waits(driver: &Driver) {
     let (two, blocker) = (device.stream("two").unwrap(), device.stream("blocker").unwrap());
     let (early, late) = (device.event("early"), device.event("late"));
     let (bucket, v) = (device.event("bucket"), floats(&device, "v", 2));
-    let exec = captured(&one, || {
+    let exec = executable(&one, || {
         order(&one, &two, "fork");
         two.wait_external(&bucket, Why("test.bucket")).unwrap();
         two.launch(set(&v.flat(1..2).unwrap(), 2.0)).unwrap();
@@ -137,7 +133,6 @@ fn only_what_is_behind_an_external_wait_waits(driver: &Driver) {
         one.record_external(&early).unwrap();
         order(&two, &one, "join");
     });
-    let exec = exec.instantiate().unwrap();
     let gate = Gate::before(&blocker);
     blocker.record(&bucket).unwrap();
     one.launch_graph(&exec).unwrap();
@@ -169,11 +164,10 @@ fn a_wait_of_a_launch_binds_before_its_own_records(driver: &Driver) {
     let machine = driver.machine();
     let (device, one) = open(&machine, 0, "one");
     let e = device.event("slot");
-    let exec = captured(&one, || {
+    let exec = executable(&one, || {
         one.record_external(&e).unwrap();
         one.wait_external(&e, Why("test.slot")).unwrap();
     });
-    let exec = exec.instantiate().unwrap();
     one.record(&e).unwrap();
     machine.trace_start();
     (0..3).for_each(|_| one.launch_graph(&exec).unwrap());
@@ -191,7 +185,7 @@ fn a_wait_for_a_node_leaves_a_wait_for_the_whole_launch_its_work(driver: &Driver
     let (device, one) = open(&machine, 0, "one");
     let (two, before) = (device.stream("two").unwrap(), device.event("before"));
     let (node, after) = (device.event("node"), device.event("after"));
-    let exec = captured(&one, || one.record_external(&node).unwrap()).instantiate().unwrap();
+    let exec = executable(&one, || one.record_external(&node).unwrap());
     one.record(&before).unwrap();
     one.launch_graph(&exec).unwrap();
     one.record(&after).unwrap();
@@ -220,7 +214,7 @@ fn a_dropped_external_wait_is_told_at_the_launch(driver: &Driver) {
     let machine = driver.machine();
     let (device, one) = open(&machine, 0, "one");
     let (blocker, e) = (device.stream("blocker").unwrap(), device.event("gate"));
-    let exec = captured(&one, || one.wait_external(&e, Why("test.gate")).unwrap()).instantiate().unwrap();
+    let exec = executable(&one, || one.wait_external(&e, Why("test.gate")).unwrap());
     let gate = Gate::before(&blocker);
     blocker.record(&e).unwrap();
     machine.drop_waits(Why("test.gate"));
@@ -269,7 +263,7 @@ fn exchanging_an_event_that_no_gate_has_is_refused(driver: &Driver) {
     let machine = driver.machine();
     let ((device, one), (other, _)) = (open(&machine, 0, "one"), open(&machine, 1, "other"));
     let (a, b) = (device.event("a"), device.event("b"));
-    let exec = captured(&one, || one.record_external(&a).unwrap()).instantiate().unwrap();
+    let exec = executable(&one, || one.record_external(&a).unwrap());
     let error = exec.set_events(&[(a.clone(), b.clone()), (b.clone(), a.clone())]).unwrap_err();
     assert!(matches!(&error, Error::NoSuchGate { event, graph, .. } if event == "b" && graph == "g"), "{error}");
     let foreign = exec.set_events(&[(a.clone(), other.event("foreign"))]).unwrap_err();

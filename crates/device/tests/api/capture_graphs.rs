@@ -46,11 +46,15 @@ pub(super) fn captured(origin: &Stream, body: impl FnOnce()) -> CapturedGraph {
     origin.end_capture().unwrap()
 }
 
+/// The same, ready to run, and the graph gone.
+pub(super) fn executable(origin: &Stream, body: impl FnOnce()) -> Executable {
+    captured(origin, body).instantiate().unwrap()
+}
+
 fn a_launch_has_its_place_in_the_stream(driver: &Driver) {
     let (device, stream) = open(&driver.machine(), 0, "compute");
     let v = floats(&device, "v", 3);
-    let graph = captured(&stream, || (1..4).for_each(|i| stream.launch(step(&v, 2.0, i as f32)).unwrap()));
-    let exec = graph.instantiate().unwrap();
+    let exec = executable(&stream, || (1..4).for_each(|i| stream.launch(step(&v, 2.0, i as f32)).unwrap()));
     stream.launch(set(&v, 1.0)).unwrap();
     let mut want = 1.0;
     for round in 0..10 {
@@ -64,7 +68,7 @@ fn a_launch_has_its_place_in_the_stream(driver: &Driver) {
 
 fn an_empty_graph_can_be_launched(driver: &Driver) {
     let (device, stream) = open(&driver.machine(), 0, "compute");
-    let exec = captured(&stream, || {}).instantiate().unwrap();
+    let exec = executable(&stream, || {});
     let v = floats(&device, "v", 1);
     stream.launch(set(&v, 1.0)).unwrap();
     (0..3).for_each(|_| stream.launch_graph(&exec).unwrap());
@@ -75,11 +79,10 @@ fn an_empty_graph_can_be_launched(driver: &Driver) {
 fn an_executable_outlives_its_handles_while_it_runs(driver: &Driver) {
     let (device, stream) = open(&driver.machine(), 0, "compute");
     let (v, other) = (floats(&device, "v", 1), device.stream("other").unwrap());
-    let exec = captured(&stream, || {
+    let exec = executable(&stream, || {
         stream.launch(set(&v, 1.0)).unwrap();
         stream.launch(step(&v, 2.0, 3.0)).unwrap();
     });
-    let exec = exec.instantiate().unwrap();
     let gate = Gate::before(&stream);
     stream.launch_graph(&exec).unwrap();
     drop(exec);
@@ -93,11 +96,10 @@ fn an_executable_outlives_its_handles_while_it_runs(driver: &Driver) {
 fn a_graph_keeps_its_memory_alive(driver: &Driver) {
     let (device, stream) = open(&driver.machine(), 0, "compute");
     let (v, out) = (floats(&device, "v", 64), floats(&device, "out", 64));
-    let exec = captured(&stream, || {
+    let exec = executable(&stream, || {
         stream.launch(set(&v, 2.0)).unwrap();
         stream.launch(copy(&v, &out)).unwrap();
     });
-    let exec = exec.instantiate().unwrap();
     drop(v);
     assert_eq!(device.memory().len(), 2);
     floats(&device, "newer", 64);
@@ -111,9 +113,12 @@ fn a_graph_keeps_its_memory_alive(driver: &Driver) {
 fn executables_of_another_device_are_refused(driver: &Driver) {
     let machine = driver.machine();
     let ((_first, one), (_second, two)) = (open(&machine, 0, "one"), open(&machine, 1, "two"));
-    let exec = captured(&one, || {}).instantiate().unwrap();
+    let exec = executable(&one, || {});
     let error = two.launch_graph(&exec).unwrap_err();
-    assert_eq!(error.to_string(), "executable 'g' belongs to rank 0 and was used by rank 1; a handle belongs to one device");
+    assert_eq!(
+        error.to_string(),
+        "executable 'g' belongs to rank 0 and was used by rank 1; a handle belongs to one device"
+    );
     two.synchronize().unwrap();
 }
 
@@ -270,7 +275,7 @@ fn a_replay_gives_the_bits_of_the_eager_run(driver: &Driver) {
         let b = device.stream("b").unwrap();
         let views = [floats(&device, "x", 3), floats(&device, "y", 4), floats(&device, "z", 6)];
         views.iter().zip([1.0, 2.0, 3.0]).for_each(|(v, x)| a.launch(set(v, x)).unwrap());
-        let exec = replay.then(|| captured(&a, || diamond(&a, &b, &views)).instantiate().unwrap());
+        let exec = replay.then(|| executable(&a, || diamond(&a, &b, &views)));
         for _ in 0..12 {
             match &exec {
                 Some(exec) => a.launch_graph(exec).unwrap(),
@@ -298,7 +303,7 @@ fn a_captured_upload_writes_the_same_values_at_every_launch(driver: &Driver) {
 fn a_graph_reads_what_memory_holds_at_its_launch(driver: &Driver) {
     let (device, stream) = open(&driver.machine(), 0, "compute");
     let (input, output) = (floats(&device, "input", 2), floats(&device, "output", 2));
-    let exec = captured(&stream, || stream.launch(copy(&input, &output)).unwrap()).instantiate().unwrap();
+    let exec = executable(&stream, || stream.launch(copy(&input, &output)).unwrap());
     for i in 0..5 {
         stream.upload(&input, vec![i as f32, -1.0]).unwrap();
         stream.launch_graph(&exec).unwrap();
@@ -310,8 +315,7 @@ fn an_executable_never_overlaps_itself_on_two_streams(driver: &Driver) {
     let (device, one) = open(&driver.machine(), 0, "one");
     let (two, v) = (device.stream("two").unwrap(), floats(&device, "v", 1));
     one.launch(set(&v, 1.0)).unwrap();
-    let exec = captured(&one, || (0..4).for_each(|i| one.launch(step(&v, 2.0, i as f32)).unwrap()));
-    let exec = exec.instantiate().unwrap();
+    let exec = executable(&one, || (0..4).for_each(|i| one.launch(step(&v, 2.0, i as f32)).unwrap()));
     // No event orders the two streams; the executable does.
     for i in 0..40 {
         [&one, &two][i % 2].launch_graph(&exec).unwrap();
@@ -371,7 +375,7 @@ fn an_operation_of_a_graph_may_own_the_last_handle_of_its_stream(driver: &Driver
         let owned = std::sync::Mutex::new(None::<Stream>);
         let slot = Arc::new(owned);
         let taken = slot.clone();
-        let exec = captured(&one, || {
+        let exec = executable(&one, || {
             one.launch(op).unwrap();
             let let_go = Op::host("own", "test", Vec::new(), move |_| {
                 drop(taken.lock().unwrap().take());
@@ -379,7 +383,6 @@ fn an_operation_of_a_graph_may_own_the_last_handle_of_its_stream(driver: &Driver
             });
             one.launch(let_go).unwrap();
         });
-        let exec = exec.instantiate().unwrap();
         one.launch_graph(&exec).unwrap();
         begun.recv_timeout(LIMIT).unwrap();
         *slot.lock().unwrap() = Some(one);

@@ -3,7 +3,7 @@
 use device::*;
 
 use super::{
-    capture_graphs::{captured, order},
+    capture_graphs::{executable, order},
     drivers::{Driver, SHORT, sim},
     ranks::{all_well, run_ranks},
     work::{Counter, failing, floats, set, step},
@@ -62,7 +62,7 @@ fn graphs_and_calls_of_a_group_keep_one_order(driver: &Driver) {
         let (s, v) = (device.stream("s")?, floats(device, "v", 1));
         let meeting = machine.meeting("dp", &ranks, device.rank())?;
         let call = || s.joint(&meeting, SUM, "v", vec![Access::update(&v)]);
-        let exec = captured(&s, || (0..3).for_each(|_| call().unwrap())).instantiate()?;
+        let exec = executable(&s, || (0..3).for_each(|_| call().unwrap()));
         s.launch(set(&v, 1.0))?;
         for _ in 0..2 {
             call()?;
@@ -98,7 +98,7 @@ fn errors(driver: &Driver, body: impl Fn(u32, &Stream, &Meeting, &View) + Sync) 
 }
 
 fn launch(s: &Stream, body: impl FnOnce()) {
-    let exec = captured(s, body).instantiate().unwrap();
+    let exec = executable(s, body);
     // A peer may have failed by now.
     let _ = s.launch_graph(&exec);
 }
@@ -160,8 +160,7 @@ fn groups_are_free_again_when_their_graphs_are_gone(driver: &Driver) {
             // Under one name with other members each time: refused while a graph keeps the group open.
             let members = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             let meeting = machine.meeting("dp", &members, device.rank())?;
-            let exec = captured(&s, || s.joint(&meeting, Exchange::Barrier, "b", Vec::new()).unwrap());
-            let exec = exec.instantiate()?;
+            let exec = executable(&s, || s.joint(&meeting, Exchange::Barrier, "b", Vec::new()).unwrap());
             s.launch_graph(&exec)?;
             s.synchronize()?;
             drop((meeting, exec));
@@ -219,7 +218,9 @@ fn a_member_that_fails_in_a_graph_is_named_to_its_peers(driver: &Driver) {
         s.synchronize()
     });
     let errors: Vec<Error> = ended.into_iter().map(|end| end.unwrap().unwrap_err()).collect();
-    assert!(matches!(&errors[0], Error::PeerGone { rank: 1, how: Departure::Failed(text), .. } if text.contains("no luck")));
+    assert!(
+        matches!(&errors[0], Error::PeerGone { rank: 1, how: Departure::Failed(text), .. } if text.contains("no luck"))
+    );
     let Error::Failed { op, .. } = &errors[1] else { panic!("{}", errors[1]) };
     assert_eq!((op.name, op.node), ("fail", Some(0)));
     assert_eq!(op.to_string(), "fail@h1 (rank 1, stream 's', #0 node 0)");
@@ -241,7 +242,7 @@ fn graphs_of_permuted_groups_compute_what_calls_compute(driver: &Driver) {
                 s.joint(&meeting, Exchange::ReduceScatter(Reduce::Avg), "scatter", scatter)
             };
             s.upload(&shard, vec![device.rank() as f32, 0.5])?;
-            let exec = if replay { Some(captured(&s, || body().unwrap()).instantiate()?) } else { None };
+            let exec = if replay { Some(executable(&s, || body().unwrap())) } else { None };
             for _ in 0..3 {
                 match &exec {
                     Some(exec) => s.launch_graph(exec)?,
@@ -276,11 +277,14 @@ fn joint_operations_of_two_groups_in_two_branches_compute_what_calls_compute(dri
             let (a, b, rank) = (device.stream("a")?, device.stream("b")?, device.rank());
             let tp = if rank < 2 { [1, 0] } else { [2, 3] };
             let dp = if rank % 2 == 0 { [0, 2] } else { [3, 1] };
-            let groups = [&machine.meeting(&format!("tp{tp:?}"), &tp, rank)?, &machine.meeting(&format!("dp{dp:?}"), &dp, rank)?];
+            let groups = [
+                &machine.meeting(&format!("tp{tp:?}"), &tp, rank)?,
+                &machine.meeting(&format!("dp{dp:?}"), &dp, rank)?,
+            ];
             let v = floats(device, "v", 4);
             a.launch(set(&v, rank as f32 + 1.0))?;
             let step = || two_groups(device, [&a, &b], groups, &v);
-            let exec = if replay { Some(captured(&a, || step().unwrap()).instantiate()?) } else { None };
+            let exec = if replay { Some(executable(&a, || step().unwrap())) } else { None };
             for _ in 0..4 {
                 match &exec {
                     Some(exec) => a.launch_graph(exec)?,

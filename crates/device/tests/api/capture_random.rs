@@ -23,8 +23,12 @@ enum Call {
 }
 
 fn calls() -> impl Strategy<Value = Vec<Call>> {
-    let combine = (0..STREAMS, 0..VIEWS, 0..VIEWS, 0u32..50)
-        .prop_map(|(stream, from, to, term)| Call::Combine { stream, from, to, term });
+    let combine = (0..STREAMS, 0..VIEWS, 0..VIEWS, 0u32..50).prop_map(|(stream, from, to, term)| Call::Combine {
+        stream,
+        from,
+        to,
+        term,
+    });
     let sum = (0..STREAMS, 0..VIEWS).prop_map(|(stream, view)| Call::Sum { stream, view });
     prop::collection::vec(prop_oneof![4 => combine, 1 => sum], 1..24)
 }

@@ -224,7 +224,8 @@ fn host_waits_on_a_capturing_stream_are_refused(driver: &Driver) {
     let (device, one) = open(&driver.machine(), 0, "one");
     let (two, v) = (device.stream("two").unwrap(), floats(&device, "v", 1));
     type Wait = fn(&Device, &Stream) -> Result<(), Error>;
-    let waits: [(Wait, &str); 2] = [(|_, two| two.synchronize(), "two"), (|device, _| device.synchronize(), "all streams")];
+    let waits: [(Wait, &str); 2] =
+        [(|_, two| two.synchronize(), "two"), (|device, _| device.synchronize(), "all streams")];
     for (wait, what) in waits {
         one.begin_capture("g").unwrap();
         fork(&one, &two);
