@@ -4,11 +4,11 @@ use std::{collections::HashSet, fmt};
 
 use ddp::{
     AdamConfig, BucketPlan, BucketSize, Ddp, DdpConfig, DeclaredParam, GradOverlap, Optimizer, OptimizerConfig,
-    ParamBuffers, ParamGroup, PlanConfig, Precision, ReplicatedWeights, Scaling, Sharding,
+    ParamBuffers, ParamGroup, PlanConfig, Precision, Scaling, Sharding,
 };
 use device::{DType, Download, Stream};
 use model::{Decay, GptPlan};
-use pgroups::{Pass, ProcessGroups, Rank, Seed, Turn};
+use pgroups::{Pass, ProcessGroups, Rank, Seed, Turn, Whole};
 
 use crate::{Config, Dispatch, TrainError};
 
@@ -55,11 +55,11 @@ impl DataParallel {
         &self,
         stream: &Stream,
         place: Place,
-        run: impl FnOnce(&mut ReplicatedWeights<'_>) -> Result<(), TrainError>,
+        run: impl FnOnce(&mut Whole<'_>) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
         let _adding_up = (place == Place::Inner).then(|| self.ddp.no_sync());
         self.ddp.begin_microbatch(stream)?;
-        run(&mut self.ddp.weights(Turn::eager(Pass::Forward)))?;
+        run(&mut Whole::new(Turn::eager(Pass::Forward)))?;
         Ok(self.ddp.end_microbatch(stream)?)
     }
 
