@@ -9,7 +9,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use crate::{Error, Event, Meeting, Op, WaitOutcome, Why, meeting::JointBody, queue::StreamInner};
+use crate::{Error, Event, Meeting, Op, WaitOutcome, Why, joint::JointBody, queue::StreamInner};
 
 /// What a node will do.
 pub(crate) enum Draft {

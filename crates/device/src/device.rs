@@ -15,8 +15,8 @@ use crate::{
     cpu::{Claims, Storage},
     engine::Waited,
     graph::GraphCounters,
+    joint::JointRef,
     machine::MachineInner,
-    meeting::JointRef,
     queue::{Mark, OpAt, StreamInner},
 };
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::{
     cpu::CpuEngine,
     device::DeviceInner,
+    joint::Arrival,
     machine::MachineInner,
-    meeting::Arrival,
     queue::{Item, Mark, StreamInner},
     sim::SimEngine,
 };

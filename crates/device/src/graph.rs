@@ -13,9 +13,9 @@ use crate::{
     capture::{Draft, DraftNode},
     device::DeviceInner,
     executable::ExecInner,
+    joint::JointBody,
     launch::Launches,
     launch_trace::{trace_graph, with_events},
-    meeting::JointBody,
 };
 
 /// What a node does.

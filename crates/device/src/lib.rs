@@ -15,6 +15,7 @@ mod executable;
 mod frame;
 mod graph;
 mod handoff;
+mod joint;
 mod label;
 mod launch;
 mod launch_trace;

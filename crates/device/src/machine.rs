@@ -14,7 +14,8 @@ use crate::{
     cpu::CpuEngine,
     device::{DeviceInner, Owner},
     engine::Engine,
-    meeting::{Arrival, MeetingInner},
+    joint::Arrival,
+    meeting::MeetingInner,
     sim::{Chooser, SimEngine},
     trace::Tracer,
 };

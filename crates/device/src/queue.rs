@@ -7,8 +7,8 @@ use crate::{
     capture::Capture,
     device::DeviceInner,
     handoff::{self, Inbox},
+    joint::JointCall,
     launch::LaunchBody,
-    meeting::JointCall,
 };
 
 pub(crate) type Mark = handoff::Mark<Waiter>;

@@ -10,7 +10,7 @@ use crate::{
     download::Download,
     event::{Bound, Recorded},
     exchange::{Request, check_exchange},
-    meeting::{JointBody, JointCall},
+    joint::{JointBody, JointCall},
     queue::{Item, Mark, OpBody, StreamInner},
 };
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::{Access, OpRef, device::DeviceInner, executable::Part, launch::LaunchBody, meeting::JointRef, queue::OpAt};
+use crate::{Access, OpRef, device::DeviceInner, executable::Part, joint::JointRef, launch::LaunchBody, queue::OpAt};
 
 /// What runs.
 #[derive(Clone)]

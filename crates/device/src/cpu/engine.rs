@@ -18,7 +18,8 @@ use crate::{
     device::DeviceInner,
     engine::Waited,
     handoff::{Ready, Work},
-    meeting::{Arrival, JointRef, Met},
+    joint::{Arrival, JointRef},
+    meeting::Met,
     queue::{Item, Lane, Mark, OpAt, PartAt, Stage, StreamInner, Waiter},
 };
 

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Access, Asked, Departure, Error, Launch, OpError, OpRef, Position, TraceEvent,
     device::DeviceInner,
-    meeting::{Arrival, pieces_of},
+    joint::{Arrival, pieces_of},
     ops::Kernel,
     queue::OpAt,
 };

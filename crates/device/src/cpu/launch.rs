@@ -10,8 +10,8 @@ use super::{
 use crate::{
     executable::{ExecInner, Part},
     graph::NodeKind,
+    joint::{Arrival, JointRef},
     launch::LaunchBody,
-    meeting::{Arrival, JointRef},
     queue::{Lane, OpAt, PartAt, Stage, StreamInner, Waiter},
 };
 

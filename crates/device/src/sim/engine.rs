@@ -16,8 +16,8 @@ use crate::{
     cpu::{self, Alone},
     device::DeviceInner,
     engine::Waited,
+    joint::Arrival,
     machine::MachineInner,
-    meeting::Arrival,
     queue::{Item, Mark, StreamInner},
 };
 

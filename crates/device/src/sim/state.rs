@@ -12,7 +12,8 @@ use crate::{
     Asked, Departure, Error, cpu,
     device::DeviceInner,
     graph::NodeKind,
-    meeting::{Arrival, JointRef, Met},
+    joint::{Arrival, JointRef},
+    meeting::Met,
     queue::{Item, OpAt, StreamInner},
 };
 

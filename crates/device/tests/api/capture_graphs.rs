@@ -22,7 +22,7 @@ conformance! {
         a_dropped_join_does_not_leave_the_stream_unjoined,
         a_trace_opens_up_every_launch;
     computing:
-        a_replay_gives_the_bits_of_the_eager_run,
+        a_replay_gives_the_bits_of_its_eager_twin,
         a_captured_upload_writes_the_same_values_at_every_launch,
         a_graph_reads_what_memory_holds_at_its_launch,
         an_executable_never_overlaps_itself_on_two_streams;
@@ -269,7 +269,7 @@ fn diamond(a: &Stream, b: &Stream, views: &[View; 3]) {
     order(b, a, "join again");
 }
 
-fn a_replay_gives_the_bits_of_the_eager_run(driver: &Driver) {
+fn a_replay_gives_the_bits_of_its_eager_twin(driver: &Driver) {
     let run = |replay: bool| {
         let (device, a) = open(&driver.machine(), 0, "a");
         let b = device.stream("b").unwrap();

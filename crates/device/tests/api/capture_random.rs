@@ -1,4 +1,4 @@
-//! Random programs: captured and replayed they give the bits that the same calls give eagerly.
+//! Random programs: captured and replayed they give the bits of the same calls submitted one by one, the slow twin.
 
 use device::*;
 use proptest::prelude::*;
@@ -158,10 +158,10 @@ fn bits(driver: &Driver, calls: &[Call], how: How) -> Vec<Vec<u32>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn a_random_program_replayed_gives_the_bits_of_the_eager_run(calls in calls(), seed in any::<u64>()) {
+    fn a_random_program_replayed_gives_the_bits_of_its_eager_twin(calls in calls(), seed in any::<u64>()) {
         let want = bits(&sim(seed), &calls, How::Eager);
         for driver in [cpu(1), cpu(2), sim(seed), sim(seed ^ 1), sim(seed ^ 2)] {
             prop_assert_eq!(&bits(&driver, &calls, How::Replayed), &want);
