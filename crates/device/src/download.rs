@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Access, Device, Element, Error, Op, Position, Site, View, stream::Mark};
+use crate::{Access, Device, Element, Error, Op, Position, Site, View, queue::Mark};
 
 type Slot<T> = Arc<Mutex<Vec<T>>>;
 
