@@ -19,8 +19,8 @@ pub(crate) struct Accounts(Vec<(Weak<dyn HostState>, Saved)>);
 impl Accounts {
     /// Upgraded for the time of a replay.
     pub(crate) fn hold(&self, graph: &str) -> Result<Held<'_>, GraphError> {
-        let hold = |(account, effects): &'_ (Weak<dyn HostState>, Saved)| account.upgrade().map(|held| (held, effects));
-        let held: Option<Vec<_>> = self.0.iter().map(|pair| hold(pair).map(|(held, _)| (held, &pair.1))).collect();
+        let held = self.0.iter().map(|(account, effects)| Some((account.upgrade()?, effects)));
+        let held: Option<Vec<_>> = held.collect();
         held.map(Held).ok_or_else(|| GraphError::AccountGone { graph: graph.to_owned() })
     }
 }

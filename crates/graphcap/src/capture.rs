@@ -112,7 +112,7 @@ impl GraphSet {
         let taken = match (recorded, captured) {
             (Ok((links, inputs, out, value)), Ok(captured)) => accounts.and_then(|accounts| {
                 let live = self.instantiate(captured, links, inputs, accounts, &out)?;
-                Ok((Graph::new(name, self.config.scope, self.config.gates, device, live), value))
+                Ok((Graph::new(name, self.config.scope, self.config.gates, live), value))
             }),
             // What broke a rule of captures is the cause of what followed.
             (_, Err(broken)) => Err(broken.into()),

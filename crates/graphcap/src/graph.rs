@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use device::{CapturedGraph, Device, Event, Executable, Note, Stream};
+use device::{CapturedGraph, Event, Executable, Note, Stream};
 use pgroups::Param;
 
 use crate::{
@@ -23,7 +23,6 @@ struct Inner {
     name: String,
     scope: Scope,
     mode: GateMode,
-    device: Device,
     /// None: deleted.
     live: Mutex<Option<Live>>,
 }
@@ -51,8 +50,8 @@ pub(crate) struct Lane {
 }
 
 impl Graph {
-    pub(crate) fn new(name: &str, scope: Scope, mode: GateMode, device: Device, live: Live) -> Graph {
-        Graph(Arc::new(Inner { name: name.to_owned(), scope, mode, device, live: Mutex::new(Some(live)) }))
+    pub(crate) fn new(name: &str, scope: Scope, mode: GateMode, live: Live) -> Graph {
+        Graph(Arc::new(Inner { name: name.to_owned(), scope, mode, live: Mutex::new(Some(live)) }))
     }
 
     fn live(&self) -> MutexGuard<'_, Option<Live>> {
@@ -171,9 +170,5 @@ impl Graph {
         }
         drop(live);
         survivors
-    }
-
-    pub(crate) fn device(&self) -> &Device {
-        &self.0.device
     }
 }

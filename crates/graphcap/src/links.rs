@@ -30,7 +30,6 @@ struct Bucket {
     /// Gates of the graph wait for this event.
     in_gate: Option<Event>,
     condition: Option<Condition>,
-    has_free_gate: bool,
     landed: Option<usize>,
     released: Option<usize>,
 }
@@ -91,7 +90,6 @@ impl Links {
                 was_published: bucket.publisher.is_some(),
                 in_gate: in_gate.map(|publisher| publisher.event().clone()),
                 condition: None,
-                has_free_gate: bucket.free.is_some(),
                 landed: out.landed[i],
                 released: out.released[i],
             });
@@ -281,11 +279,6 @@ impl Links {
         let param = self.links[at].param.upgrade()?;
         let sink = param.landed_sink()?;
         Some((param, sink))
-    }
-
-    /// By bucket: whether the graph waits inside until its gradients are free.
-    pub(crate) fn free_gates(&self) -> impl Iterator<Item = bool> {
-        self.buckets.iter().map(|bucket| bucket.has_free_gate)
     }
 }
 
