@@ -60,6 +60,17 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 
+impl Owner {
+    /// Tells the trace what the streams that are open are called.
+    pub(crate) fn name_streams(&self) {
+        let streams = lock(&self.0.streams);
+        for stream in streams.live.iter().filter_map(Weak::upgrade) {
+            let note = || Note::Stream { stream: stream.index, name: stream.name.clone().into() };
+            self.0.machine.tracer.note(self.0.rank, None, note);
+        }
+    }
+}
+
 impl DeviceInner {
     pub(crate) fn new(machine: Arc<MachineInner>, rank: u32) -> Self {
         DeviceInner {
@@ -173,6 +184,7 @@ impl Device {
         streams.live.retain(|s| s.strong_count() > 0);
         streams.live.push(Arc::downgrade(&inner));
         drop(streams);
+        self.note(|| Note::Stream { stream: index, name: name.to_owned().into() });
         self.inner().machine.engine.open(&inner);
         Ok(Stream::open(inner, self.clone()))
     }

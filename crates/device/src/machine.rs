@@ -179,9 +179,12 @@ impl Machine {
         Ok(Meeting::open(inner, member))
     }
 
-    /// Begins to record a trace; what was recorded before is dropped.
+    /// Begins to record a trace; what was recorded before is dropped. It begins with the names of the streams that are
+    /// open.
     pub fn trace_start(&self) {
         self.0.tracer.start();
+        let devices = lock(&self.0.devices).values().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        devices.iter().for_each(|device| device.name_streams());
     }
 
     /// Ends the recording and returns it.

@@ -1,0 +1,170 @@
+//! What is checked while a program runs: conflicting accesses are ordered, reads find what was published.
+
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
+
+use device::{Label, Mode, Note, TraceAccess, TraceEvent};
+
+use super::{
+    cells::{Cells, Clash, Toucher},
+    clock::Point,
+    finding::{Finding, Race, Stale, StaleReason},
+    notes::{Expected, overlap},
+    order::{Run, Step, Visitor},
+    place::{OpAt, Places, accesses, shared},
+    program::Program,
+};
+
+/// Told of every access, in an order that the trace's waits allow.
+pub(super) struct Checks<'p, 't> {
+    program: &'p Program<'t>,
+    reads: &'p HashMap<u32, Expected>,
+    limit: usize,
+    cells: Cells,
+    operations: u32,
+    races: Vec<FoundRace>,
+    told: HashSet<[Label; 5]>,
+    stale: Vec<FoundStale>,
+    repeats: u64,
+}
+
+/// A race, and what its second access is ordered behind.
+pub(super) struct FoundRace {
+    clash: Clash,
+    behind: Point,
+}
+
+pub(super) struct FoundStale {
+    note: u32,
+    epoch: u64,
+    bytes: Range<usize>,
+    writer: Option<OpAt>,
+}
+
+impl<'p, 't> Checks<'p, 't> {
+    pub(super) fn new(program: &'p Program<'t>, reads: &'p HashMap<u32, Expected>, limit: usize) -> Self {
+        Checks {
+            program,
+            reads,
+            limit,
+            cells: Cells::default(),
+            operations: 0,
+            races: Vec::new(),
+            told: HashSet::new(),
+            stale: Vec::new(),
+            repeats: 0,
+        }
+    }
+
+    pub(super) fn operations(&self) -> u64 {
+        u64::from(self.operations)
+    }
+
+    /// Races, stale reads, and how many more there were like them.
+    pub(super) fn take(&mut self) -> (Vec<FoundRace>, Vec<FoundStale>, u64) {
+        (std::mem::take(&mut self.races), std::mem::take(&mut self.stale), self.repeats)
+    }
+
+    /// Kept once for each pair of operations at places in the model.
+    fn clash(&mut self, clash: Clash, behind: &Point) {
+        let trace = self.program.trace;
+        let of = |toucher: &Toucher| {
+            let event = &trace.events[toucher.event as usize];
+            let (name, site) = super::place::named(event, toucher.node);
+            (name, site, accesses(event, toucher.node)[toucher.access as usize].label.clone())
+        };
+        let ((a, at_a, buffer), (b, at_b, _)) = (of(&clash.first), of(&clash.second));
+        if self.races.len() < self.limit && self.told.insert([a, at_a, b, at_b, buffer]) {
+            self.races.push(FoundRace { clash, behind: behind.clone() });
+        } else {
+            self.repeats += 1;
+        }
+    }
+}
+
+impl Visitor for Checks<'_, '_> {
+    fn touch(&mut self, step: Step<'_>) {
+        let order = self.operations;
+        self.operations += 1;
+        let incarnation = self.program.streams[step.stream as usize].incarnation;
+        let event = &self.program.trace.events[step.event as usize];
+        let mut clashes: Vec<Clash> = Vec::new();
+        for (access, declared) in (0..).zip(accesses(event, step.node)) {
+            let Some(cell) = self.cells.find(declared, incarnation) else { continue };
+            let by = Toucher { epoch: step.point.at, event: step.event, node: step.node, order, access };
+            self.cells.touch(cell, declared.mode, by, step.point, |clash| clashes.push(clash));
+        }
+        clashes.into_iter().for_each(|clash| self.clash(clash, step.point));
+    }
+
+    fn read(&mut self, step: Step<'_>) {
+        let Some(expected) = self.reads.get(&step.event) else { return };
+        let (Some(written), Some(issued)) = (&expected.written, expected.issued) else { return };
+        let TraceEvent::Note { note: Note::Read { regions, .. }, .. } = &self.program.trace.events[step.event as usize]
+        else {
+            return;
+        };
+        let incarnation = self.program.streams[step.stream as usize].incarnation;
+        for region in regions {
+            let Some(cell) = self.cells.find(region, incarnation) else { continue };
+            for (bytes, writer) in self.cells.writers(cell) {
+                // Behind the publication, or this rank's own part of the write that it publishes.
+                let fits = |event: u32, bytes: &Range<usize>| {
+                    let part = device::Region::contiguous(bytes.start, bytes.len());
+                    let part = TraceAccess { region: part, ..region.clone() };
+                    event > issued || (event > expected.before && written.regions.iter().any(|own| overlap(own, &part)))
+                };
+                if writer.is_some_and(|writer| fits(writer.event, &bytes)) {
+                    continue;
+                }
+                let writer = writer.map(|writer| OpAt { event: writer.event, node: writer.node });
+                if self.stale.len() < self.limit {
+                    self.stale.push(FoundStale { note: step.event, epoch: written.epoch, bytes, writer });
+                } else {
+                    self.repeats += 1;
+                }
+            }
+        }
+    }
+}
+
+impl FoundStale {
+    pub(super) fn told(self, places: &Places<'_>) -> Finding {
+        let FoundStale { note, epoch, bytes, writer } = self;
+        let (param, publisher) = match &places.trace.events[note as usize] {
+            TraceEvent::Note { note: Note::Read { param, publisher, .. }, .. } => (param.clone(), publisher.clone()),
+            _ => unreachable!("BUG: only reads are stale"),
+        };
+        let writer = writer.map(|at| Box::new(places.op(at)));
+        let reason = StaleReason::NotThere { epoch, bytes, writer };
+        Finding::Stale(Stale { param, publisher, read: places.note(note), reason })
+    }
+}
+
+/// A race with both operations named, and the waits whose absence made it.
+pub(super) fn explain<V: Visitor>(found: FoundRace, run: &Run<'_, '_, V>, places: &Places<'_>) -> Finding {
+    let Clash { first, second } = found.clash;
+    let declared = |toucher: &Toucher| -> &TraceAccess {
+        &accesses(&places.trace.events[toucher.event as usize], toucher.node)[toucher.access as usize]
+    };
+    let (a, b) = (declared(&first), declared(&second));
+    let would_order = |passed: &&super::order::PassedDropped| {
+        let on = run.program.dropped[passed.number as usize].on;
+        let reached = on.and_then(|on| run.reached(on));
+        found.behind.is_behind(passed.at) && reached.is_some_and(|point| point.is_behind(first.epoch))
+    };
+    let mut dropped: Vec<Label> = Vec::new();
+    for passed in run.passed.iter().filter(would_order) {
+        let why = &run.program.dropped[passed.number as usize].why;
+        if !dropped.contains(why) {
+            dropped.push(why.clone());
+        }
+    }
+    let [first, second] = [first, second].map(|at| places.op(OpAt { event: at.event, node: at.node }));
+    let modes: [Mode; 2] = [a.mode, b.mode];
+    let bytes = shared(a.region, b.region);
+    let (buffer, memory, allocation) = (a.label.clone(), a.kind, a.allocation);
+    Finding::Race(Box::new(Race { first, second, modes, buffer, memory, allocation, bytes, dropped }))
+}
