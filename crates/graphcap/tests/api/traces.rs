@@ -137,10 +137,6 @@ impl Script {
         let at = on.map(|stream| (stream, self.next.get(&(rank, stream)).copied().unwrap_or(0)));
         self.trace.events.push(TraceEvent::Note { rank, at, note });
     }
-
-    pub(crate) fn has_record(&self, rank: u32, event: &str) -> bool {
-        self.records.contains_key(&(rank, event.to_owned()))
-    }
 }
 
 /// A node that does something, without waits.
