@@ -14,7 +14,7 @@ use device::{
 };
 use pgroups::{
     Init, Key, Layout, LayoutConfig, Needs, Param, ParamClass, ParamSpec, Pass, Placement, ProcessGroups, Rank, Seed,
-    Turn, Weights, local,
+    Turn, Weights, Whole, local,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -56,7 +56,7 @@ fn train(rank: &Rank) -> Result<(Vec<f32>, Counters)> {
     let batch = Batch::new(rank, &stream)?;
     for step in 0..STEPS {
         ddp.begin_microbatch(&stream)?;
-        batch.forward_backward(&ddp, line, &stream)?;
+        batch.forward_backward(line, &stream)?;
         ddp.end_microbatch(&stream)?;
         ddp.finish_grads()?;
         optimizer.step(&stream, &[0.1 * (1.0 - step as f32 / STEPS as f32)])?;
@@ -88,9 +88,9 @@ impl Batch {
         Ok(Batch { x, y, out })
     }
 
-    fn forward_backward(&self, ddp: &Ddp, line: &Param, stream: &Stream) -> Result<()> {
+    fn forward_backward(&self, line: &Param, stream: &Stream) -> Result<()> {
         let Batch { x, y, out } = self;
-        let mut weights = ddp.weights(Turn::eager(Pass::Forward));
+        let mut weights = Whole::new(Turn::eager(Pass::Forward));
         let w = weights.take(line, stream)?;
         let product = |a, b, c, trans, into| Gemm { a, b, c, trans, finish: Finish::Into(into) };
         stream.launch(product(x, &w, out, Trans::Nt, Accumulate::Overwrite).op("forward")?)?;

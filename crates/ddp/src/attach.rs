@@ -1,9 +1,6 @@
 //! From a plan and a collection of groups to everything that a step needs.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, atomic::AtomicU8},
-};
+use std::sync::{Arc, Mutex, atomic::AtomicU8};
 
 use device::{DType, Device, Error, MemoryKind, Reduce, Stream, ops::Fill};
 use pgroups::{Axis, Group, Key, ParamClass, PgError, ProcessGroups};
@@ -67,7 +64,6 @@ pub(crate) fn build(
         })?,
         first_read,
         reduce_order,
-        index: params.iter().enumerate().map(|(place, param)| (param.id(), place)).collect::<HashMap<_, _>>(),
         replicas: buffers.trained().iter().map(replica).collect(),
         params,
         staging: staging(plan, &device, &config)?,
@@ -112,7 +108,7 @@ fn attach(core: &Arc<Core>) {
         let gates = core.groups[group].gates.clone();
         let publisher = Arc::new(Publisher { gates, core: Arc::downgrade(core), group });
         for &param in ids.iter().flat_map(|&id| &core.plan.bucket(id).params) {
-            let sink = Sink { core: Arc::downgrade(core), param };
+            let sink = Sink { core: Arc::downgrade(core), param, keep: core.keep.clone() };
             core.params[param].attach(Some(publisher.clone()), Some(Arc::new(sink)));
         }
     }

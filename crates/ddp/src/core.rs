@@ -1,15 +1,12 @@
 //! What one rank's data parallelism is made of: bucket groups with their views, gates, communicators and streams.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Mutex,
-        atomic::{AtomicU8, AtomicU64, Ordering},
-    },
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU8, AtomicU64, Ordering},
 };
 
 use device::{Event, Stream, View};
-use pgroups::{Group, Param, ParamClass, ParamId, Replica};
+use pgroups::{Group, Param, ParamClass, Replica};
 
 use crate::{
     BucketPlan, DdpConfig, DdpError,
@@ -26,7 +23,6 @@ pub(crate) struct Core {
     pub(crate) params: Vec<Param>,
     /// By parameter: which copy this rank holds.
     pub(crate) replicas: Vec<Replica>,
-    pub(crate) index: HashMap<ParamId, usize>,
     pub(crate) groups: Vec<BucketGroup>,
     pub(crate) first_read: Vec<usize>,
     /// Groups as they are reduced: readiness counts by place in it.
@@ -203,11 +199,6 @@ impl Core {
             (ParamClass::Expert, Some(expert)) => expert,
             _ => &self.dense,
         }
-    }
-
-    /// The parameter's place in the plan; none if it is not in it.
-    pub(crate) fn place_of(&self, param: &Param) -> Option<usize> {
-        self.index.get(&param.id()).copied()
     }
 
     pub(crate) fn group_of(&self, param: usize) -> &BucketGroup {

@@ -3,17 +3,17 @@
 use std::{ops::Deref, sync::Arc};
 
 use device::{Stream, View};
-use pgroups::{Group, ParamClass, ProcessGroups, Turn};
+use pgroups::{Group, ParamClass, ProcessGroups};
 
 use crate::{
     BucketPlan, Completion, DdpConfig, DdpError, ParamBuffers, Publication, Record, Scaling, attach::build,
-    completion::Planned, core::Core, gates::lock, weights::ReplicatedWeights, why,
+    completion::Planned, core::Core, gates::lock, why,
 };
 
 /// Data parallelism of one rank: gradients of replicas reduced bucket by bucket, values published bucket by bucket.
 ///
-/// A step: [`begin_microbatch`](Ddp::begin_microbatch), forward and backward with [`weights`](Ddp::weights),
-/// [`end_microbatch`](Ddp::end_microbatch), again for each microbatch, all but the last inside
+/// A step: [`begin_microbatch`](Ddp::begin_microbatch), forward and backward with [`Whole`](pgroups::Whole) weights or
+/// others that ask through a [`Turn`](pgroups::Turn), [`end_microbatch`](Ddp::end_microbatch), again for each microbatch, all but the last inside
 /// [`no_sync`](Ddp::no_sync); then [`finish_grads`](Ddp::finish_grads) and the optimizer's step. Nothing here waits for
 /// the device but [`attach`](Ddp::attach). All ranks of a reduction group do the same in the same order.
 pub struct Ddp {
@@ -96,12 +96,6 @@ impl Ddp {
     /// [`DdpError::MicrobatchOpen`]; the device's.
     pub fn begin_microbatch(&self, stream: &Stream) -> Result<(), DdpError> {
         self.core.begin_microbatch(stream)
-    }
-
-    /// Weights for the blocks of a model, in one pass of a microbatch, or in an evaluation outside any.
-    #[must_use]
-    pub fn weights<'c>(&self, turn: Turn<'c>) -> ReplicatedWeights<'c> {
-        ReplicatedWeights::new(turn, self.core.clone())
     }
 
     /// f32 `[1]` on the device: 0 in the first microbatch of a step, then 1. What a captured pass multiplies what is

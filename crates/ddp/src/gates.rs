@@ -2,11 +2,11 @@
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 use device::{Event, Stream, Why};
-use pgroups::{After, Epochs};
+use pgroups::{After, Epochs, Quiet};
 
 use crate::DdpError;
 
@@ -72,7 +72,7 @@ pub(crate) struct Gates {
     written: AtomicU64,
     issued: AtomicU64,
     /// This epoch's publication is issued and its first reader has done what first readers do: nothing is left.
-    quiet: AtomicBool,
+    pub(crate) quiet: Quiet,
     /// Recorded behind every publication.
     pub(crate) published: Event,
     /// Reads that have ended.
@@ -84,12 +84,12 @@ impl Gates {
         let releases = Crowd::new(format!("{name}.released"));
         // Initial values count as written and issued.
         let first = AtomicU64::new(1);
-        Gates { written: AtomicU64::new(1), issued: first, quiet: AtomicBool::new(true), published, releases }
+        Gates { written: AtomicU64::new(1), issued: first, quiet: Quiet::new(true), published, releases }
     }
 
     /// One load.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.quiet.load(Ordering::Acquire)
+        self.quiet.get()
     }
 
     pub(crate) fn epochs(&self) -> Epochs {
@@ -104,7 +104,7 @@ impl Gates {
 
     /// A write was submitted; all that follow it have to be told.
     pub(crate) fn write(&self) {
-        self.quiet.store(false, Ordering::Release);
+        self.quiet.set(false);
         self.written.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -114,7 +114,7 @@ impl Gates {
     }
 
     pub(crate) fn settle(&self) {
-        self.quiet.store(true, Ordering::Release);
+        self.quiet.set(true);
     }
 
     /// Orders the first write of the next epoch behind everything that reads or writes the values now.

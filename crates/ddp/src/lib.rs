@@ -17,7 +17,6 @@ mod gates; //       what streams wait for
 mod reduction; //   gradients land, buckets are reduced
 mod completion; //  what follows the buckets
 mod publication; // written values become readable
-mod weights; //     what a model's blocks see
 mod agree; //       ranks compare their parameters
 pub mod why;
 // Optimizers.
@@ -44,7 +43,6 @@ pub use self::plan::{
 };
 pub use self::replicas::Replicas;
 pub use self::scaling::{ClassScaling, Replication, Scaling};
-pub use self::weights::ReplicatedWeights;
 
 /// The page's snippets compile and run.
 #[cfg(doctest)]

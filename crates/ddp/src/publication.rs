@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak, atomic::Ordering};
 
 use device::{Event, Stream};
-use pgroups::{After, Epochs, PgError, Publish};
+use pgroups::{After, Epochs, PgError, Publish, Quiet};
 
 use crate::{
     DdpError, Dispatch,
@@ -35,6 +35,10 @@ impl Publish for Publisher {
         let Some(core) = self.core.upgrade() else { return Ok(()) };
         Counts::add(&core.counts.lookups);
         core.first_read(self.group).map_err(|error| error.into_backend(&core.groups[self.group].name))
+    }
+
+    fn quiet(&self) -> Option<Quiet> {
+        Some(self.gates.quiet.clone())
     }
 
     fn event(&self) -> &Event {

@@ -3,10 +3,10 @@
 use std::{ops::Range, sync::Weak};
 
 use device::{
-    DType, Stream,
+    DType, Stream, View,
     ops::{Axpy, Cast, Factor, Fill, Scale},
 };
-use pgroups::{After, Landed, Param, PgError};
+use pgroups::{After, Keep, Landed, Param, PgError};
 
 use crate::{
     Accumulation, DdpError, GradOverlap, Unfilled,
@@ -20,9 +20,21 @@ use crate::{
 pub(crate) struct Sink {
     pub(crate) core: Weak<Core>,
     pub(crate) param: usize,
+    /// The flag of [`Ddp::keep`](crate::Ddp::keep).
+    pub(crate) keep: View,
 }
 
 impl Landed for Sink {
+    fn open(&self, param: &Param, stream: &Stream) -> Result<Keep, PgError> {
+        let Some(core) = self.core.upgrade() else { return Ok(Keep::All) };
+        let first = core.open_grad(self.param, stream).map_err(|error| error.into_backend(param.name()))?;
+        Ok(if first { self.first_use() } else { Keep::All })
+    }
+
+    fn first_use(&self) -> Keep {
+        Keep::Times(self.keep.clone())
+    }
+
     fn landed(&self, param: &Param, after: After<'_>) -> Result<(), PgError> {
         let Some(core) = self.core.upgrade() else { return Ok(()) };
         core.land(self.param, after).map_err(|error| error.into_backend(param.name()))

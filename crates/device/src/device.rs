@@ -189,6 +189,11 @@ impl Device {
         Ok(Stream::open(inner, self.clone()))
     }
 
+    /// Names of all streams that were opened, by number, as in traces; those that are gone too.
+    pub fn stream_names(&self) -> Vec<String> {
+        lock(&self.inner().streams).names.clone()
+    }
+
     /// Makes an event, not recorded yet.
     pub fn event(&self, name: &str) -> Event {
         Event(Arc::new(EventInner { device: self.clone(), name: name.into(), latest: Mutex::new(None) }))

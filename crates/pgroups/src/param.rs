@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
+    sync::{
+        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use device::{DType, Region, View};
@@ -33,8 +36,25 @@ pub struct ParamId(usize);
 #[derive(Clone)]
 pub struct WeakParam(Weak<ParamCell>);
 
+/// Notices when a parameter is bound to other memory or to other owners, without keeping it alive.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    changes: Arc<AtomicU64>,
+    seen: u64,
+}
+
+impl Watch {
+    /// Something has changed since the watch began. Costs one load.
+    #[must_use]
+    pub fn has_changed(&self) -> bool {
+        self.changes.load(Ordering::Acquire) != self.seen
+    }
+}
+
 struct ParamCell {
     name: Arc<str>,
+    /// Counts attachments and moves.
+    changes: Arc<AtomicU64>,
     state: RwLock<State>,
 }
 
@@ -80,7 +100,7 @@ impl Param {
         }
         let (value, main_grad) = (value.clone(), main_grad.clone());
         let state = State { value, main_grad, generation: 0, publisher: None, landed: None };
-        Ok(Param(Arc::new(ParamCell { name: name.into(), state: RwLock::new(state) })))
+        Ok(Param(Arc::new(ParamCell { name: name.into(), changes: Arc::default(), state: RwLock::new(state) })))
     }
 
     /// Which one it is.
@@ -135,6 +155,7 @@ impl Param {
     pub fn attach(&self, publisher: Option<Arc<dyn Publish>>, landed: Option<Arc<dyn Landed>>) {
         let before = {
             let mut state = self.state_mut();
+            self.0.changes.fetch_add(1, Ordering::AcqRel);
             (std::mem::replace(&mut state.publisher, publisher), std::mem::replace(&mut state.landed, landed))
         };
         // Outside the lock: what is let go may look at this parameter.
@@ -165,6 +186,7 @@ impl Param {
         }
         (state.value, state.main_grad) = (value.clone(), main_grad.clone());
         state.generation += 1;
+        self.0.changes.fetch_add(1, Ordering::AcqRel);
         Ok(state.generation)
     }
 
@@ -178,6 +200,13 @@ impl Param {
     #[must_use]
     pub fn landed_sink(&self) -> Option<Arc<dyn Landed>> {
         self.state().landed.clone()
+    }
+
+    /// Begins to watch for [`Param::attach`] and [`Param::rebind`].
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        let changes = self.0.changes.clone();
+        Watch { seen: changes.load(Ordering::Acquire), changes }
     }
 
     /// A handle that does not keep the parameter alive.

@@ -3,9 +3,17 @@
 //! Neither side knows the other. A reader asks for a parameter through a [`Turn`](crate::Turn) and never learns
 //! whether a publisher exists; a publisher learns that it is asked, and when a read has ended.
 
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
 use device::{Event, Stream};
 
-use crate::{error::PgError, param::Param};
+use crate::{error::PgError, param::Param, weights::Keep};
 
 /// How often a publisher's values were written, and up to which write they were published.
 ///
@@ -24,6 +32,30 @@ impl Epochs {
     #[must_use]
     pub const fn is_current(self) -> bool {
         self.issued >= self.written
+    }
+}
+
+/// Whether asking a publisher would do nothing: its last write is published, and its first reader has asked. Whoever
+/// replays graphs keeps it and looks at it with one load, without keeping the publisher alive.
+#[derive(Clone, Debug, Default)]
+pub struct Quiet(Arc<AtomicBool>);
+
+impl Quiet {
+    /// In this state.
+    #[must_use]
+    pub fn new(quiet: bool) -> Quiet {
+        Quiet(Arc::new(AtomicBool::new(quiet)))
+    }
+
+    /// Asking would do nothing.
+    #[must_use]
+    pub fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// For the publisher.
+    pub fn set(&self, quiet: bool) {
+        self.0.store(quiet, Ordering::Release);
     }
 }
 
@@ -52,6 +84,11 @@ pub trait Publish: Send + Sync {
     /// The backend's; those of other crates through [`PgError::backend`].
     fn issue(&self) -> Result<(), PgError>;
 
+    /// As long as this is quiet, nobody need call [`Publish::issue`]. A publisher without one is asked every time.
+    fn quiet(&self) -> Option<Quiet> {
+        None
+    }
+
     /// Recorded behind every publication; the same event for life.
     fn event(&self) -> &Event;
 
@@ -62,8 +99,19 @@ pub trait Publish: Send + Sync {
     fn done(&self, after: After<'_>) -> Result<(), PgError>;
 }
 
-/// Learns that a use's gradient is in a parameter's `main_grad`.
+/// Waits for the gradient of a parameter: gives its `main_grad` away to each use, and learns when it is in there.
 pub trait Landed: Send + Sync {
+    /// Orders `stream` behind whatever still needs what the gradient holds, so that a use may write it there. What the
+    /// use does with what it finds.
+    ///
+    /// # Errors
+    /// The backend's; those of other crates through [`PgError::backend`].
+    fn open(&self, param: &Param, stream: &Stream) -> Result<Keep, PgError>;
+
+    /// What the first use of a captured pass does with what the gradient holds: decided on the device, replay by
+    /// replay. Changes nothing.
+    fn first_use(&self) -> Keep;
+
     /// The gradient of one use of `param` has been added.
     ///
     /// # Errors
@@ -85,9 +133,44 @@ pub trait Recorder {
     /// As [`Recorder::read`].
     fn done(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError>;
 
+    /// A use on `stream` is about to write the gradient of `param`. What it does with what is there; none: as it
+    /// likes, because nobody waits for the gradient.
+    ///
+    /// # Errors
+    /// As [`Recorder::read`].
+    fn open(&mut self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError>;
+
     /// A gradient of `param` has landed on `stream`.
     ///
     /// # Errors
     /// As [`Recorder::read`].
     fn landed(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError>;
+}
+
+/// Whoever keeps account on the host of what was submitted (epochs, counters, events): what a capture of a whole step
+/// needs of it, because captured code must leave no trace there, and each replay must leave that of a step.
+pub trait HostState: Send + Sync {
+    /// The account as it is.
+    fn save(&self) -> Box<dyn Any + Send + Sync>;
+
+    /// Puts back what [`HostState::save`] gave.
+    fn restore(&self, saved: &(dyn Any + Send + Sync));
+
+    /// What has been added to the account since `before` was saved.
+    fn since(&self, before: &(dyn Any + Send + Sync)) -> Box<dyn Any + Send + Sync>;
+
+    /// Adds what [`HostState::since`] gave, as if it had been submitted once more.
+    fn add(&self, effects: &(dyn Any + Send + Sync));
+
+    /// Orders `stream` behind everything on the account that is still under way.
+    ///
+    /// # Errors
+    /// The backend's; those of other crates through [`PgError::backend`].
+    fn join(&self, stream: &Stream) -> Result<(), PgError>;
+
+    /// Records every event of the account behind what was submitted to `stream` so far.
+    ///
+    /// # Errors
+    /// As [`HostState::join`].
+    fn mark(&self, stream: &Stream) -> Result<(), PgError>;
 }

@@ -6,6 +6,7 @@ use crate::{
     error::PgError,
     param::Param,
     publish::{After, Recorder},
+    weights::Keep,
 };
 
 /// The part of a step that a read belongs to.
@@ -26,6 +27,7 @@ pub enum Pass {
 /// | forward | issue the publication, order this stream behind it, refuse stale values | record the read, issue nothing |
 /// | backward, recompute | the value only | the value only |
 /// | end of a read, any pass | tell the publisher | record |
+/// | gradient about to be written, any pass | ask the sink, which orders this stream | record |
 /// | gradient landed, any pass | tell the sink | record |
 pub struct Turn<'c> {
     pass: Pass,
@@ -75,6 +77,18 @@ impl<'c> Turn<'c> {
         match &mut self.recorder {
             Some(recorder) => recorder.done(param, stream),
             None => param.publisher().map_or(Ok(()), |publisher| publisher.done(After::Stream(stream))),
+        }
+    }
+
+    /// Makes `param.main_grad()` writable by what is submitted to `stream` from now on. What the use does with what it
+    /// holds; none if nobody waits for the gradient, and it is for the caller to decide.
+    ///
+    /// # Errors
+    /// The sink's or the recorder's.
+    pub fn open(&mut self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError> {
+        match &mut self.recorder {
+            Some(recorder) => recorder.open(param, stream),
+            None => param.landed_sink().map(|sink| sink.open(param, stream)).transpose(),
         }
     }
 

@@ -80,13 +80,13 @@ pub trait Weights {
 }
 
 /// Weights that every rank holds whole, where they are used: nothing is gathered, gradients go straight to
-/// `main_grad`.
+/// `main_grad`, as whoever waits for them says ([`Landed::open`](crate::Landed::open)).
 pub struct Whole<'c> {
     turn: Turn<'c>,
     first: First,
 }
 
-/// What a parameter's first contribution of the pass does with what its gradient holds.
+/// What a parameter's first contribution of the pass does with what its gradient holds if nobody waits for it.
 enum First {
     Adds,
     /// Parameters that had theirs: a tied embedding has two uses, and the second must not wipe out the first.
@@ -97,15 +97,15 @@ enum First {
 }
 
 impl<'c> Whole<'c> {
-    /// Every contribution is added; whoever begins a step has set the gradients to zero.
+    /// Every contribution is added where nobody waits for the gradient; whoever begins a step has set it to zero.
     #[must_use]
     pub fn new(turn: Turn<'c>) -> Whole<'c> {
         Whole { turn, first: First::Adds }
     }
 
-    /// The first contribution of the pass to each parameter multiplies what is there by `flag`, f32 `[1]` on the
-    /// device: 0 in the first microbatch of a step, else 1. A parameter without a use in the first microbatch has to
-    /// be set to zero.
+    /// Where nobody waits for the gradient, the first contribution of the pass to each parameter multiplies what is
+    /// there by `flag`, f32 `[1]` on the device: 0 in the first microbatch of a step, else 1. A parameter without a use
+    /// in the first microbatch has to be set to zero.
     #[must_use]
     pub fn keeping(turn: Turn<'c>, flag: &View) -> Whole<'c> {
         Whole { turn, first: First::Keeps { flag: flag.clone(), had: HashMap::new() } }
@@ -121,10 +121,11 @@ impl Weights for Whole<'_> {
         self.turn.done(param, stream)
     }
 
-    fn grad(&mut self, param: &Param, _stream: &Stream) -> Result<GradOut, PgError> {
-        let keep = match &mut self.first {
-            First::Adds => Keep::All,
-            First::Keeps { flag, had } => {
+    fn grad(&mut self, param: &Param, stream: &Stream) -> Result<GradOut, PgError> {
+        let keep = match (self.turn.open(param, stream)?, &mut self.first) {
+            (Some(keep), _) => keep,
+            (None, First::Adds) => Keep::All,
+            (None, First::Keeps { flag, had }) => {
                 let is_first = had.insert(param.id(), param.clone()).is_none();
                 if is_first { Keep::Times(flag.clone()) } else { Keep::All }
             }

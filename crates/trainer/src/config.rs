@@ -129,7 +129,7 @@ pub struct OptimizerConfig {
 pub struct DdpConfig {
     /// Elements per bucket. Default: the larger of 40 million and 1 million times dp.
     pub bucket_size: usize,
-    /// Whether a bucket is reduced while backward goes on. Default false.
+    /// Whether a bucket is reduced while backward goes on. Default true.
     pub overlap_grad_reduce: bool,
     /// Whether parameters are gathered while forward goes on. Default `optimizer.distributed`.
     pub overlap_param_gather: bool,

@@ -28,7 +28,7 @@ pub use self::{
     report::{Doctor, Finding, Progress, ProgressConfig, RunSummary},
     timeline::{Clock, StreamNames, timeline, write_timeline},
     train::{
-        Placement, RunEnd, RunOptions, RunPlan, Signal, StopSource, TimelineConfig, Trained, default_run_dir, dry_run,
-        plan_run, product_peak, train,
+        ParallelSummary, Placement, RunEnd, RunOptions, RunPlan, Signal, StopSource, TimelineConfig, Trained,
+        default_run_dir, dry_run, plan_run, product_peak, train,
     },
 };

@@ -44,10 +44,10 @@ impl Clock {
 pub struct StreamNames(BTreeMap<(u32, u32), String>);
 
 impl StreamNames {
-    /// Numbers and names, rank by rank.
-    pub fn new(ranks: impl Iterator<Item = Vec<(u32, String)>>) -> StreamNames {
-        let named = |(rank, streams): (u32, Vec<(u32, String)>)| {
-            streams.into_iter().map(move |(stream, name)| ((rank, stream), name))
+    /// Names by number, rank by rank, as [`device::Device::stream_names`] gives them.
+    pub fn new(ranks: impl Iterator<Item = Vec<String>>) -> StreamNames {
+        let named = |(rank, streams): (u32, Vec<String>)| {
+            (0u32..).zip(streams).map(move |(stream, name)| ((rank, stream), name))
         };
         StreamNames((0u32..).zip(ranks).flat_map(named).collect())
     }

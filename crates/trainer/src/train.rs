@@ -2,11 +2,14 @@
 
 #[cfg(test)]
 mod arena_test;
+mod data_parallel; // buckets, the optimizer, who publishes when
 mod eval; // the loss on text that is not trained on
 mod loss_log; // losses on their way to the host, at most two steps behind
 mod normalize; // what a token's gradient is multiplied with
 #[cfg(test)]
 mod normalize_test;
+#[cfg(test)]
+mod parallel_test;
 mod peak; // what products can do here at best
 mod plan; // memory and work, from a dry pass of the same program
 mod rank; // what one rank owns, and one step of it
@@ -20,6 +23,7 @@ mod trained; // what a run leaves
 mod writer; // text from the trained model
 
 pub use self::{
+    data_parallel::ParallelSummary,
     peak::product_peak,
     plan::{RunPlan, dry_run, plan_run},
     run::{RunOptions, TimelineConfig, default_run_dir, train},

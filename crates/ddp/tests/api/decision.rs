@@ -205,7 +205,7 @@ fn chained_optimizers_share_norm_and_decision_and_must_agree() {
                 for bad in [0.0, f32::NAN] {
                     one.microbatch(|one| one.contribute(0, 3.0))?;
                     second.begin_microbatch(&one.stream)?;
-                    crate::support::contribute(&second, &buffers.params()[0], &one.stream, vec![4.0 + bad])?;
+                    crate::support::contribute(&buffers.params()[0], &one.stream, vec![4.0 + bad])?;
                     second.end_microbatch(&one.stream)?;
                     one.ddp.finish_grads()?;
                     second.finish_grads()?;
@@ -282,7 +282,7 @@ fn experts_are_reduced_over_their_own_replicas_and_scaled_as_the_dense() {
                                 paused.begin_microbatch(&one.stream)?;
                                 for param in params.iter().rev() {
                                     let values = vec![grad; param.numel()];
-                                    crate::support::contribute(&paused, param, &one.stream, values)?;
+                                    crate::support::contribute(param, &one.stream, values)?;
                                 }
                                 paused.end_microbatch(&one.stream)?;
                             }

@@ -10,7 +10,7 @@ use device::{
     Access, DType, Event, Machine, MemoryKind, Op, Stream, View, Why, bf16,
     ops::{Accumulate, Factor},
 };
-use pgroups::{After, Epochs, Landed, Param, Pass, PgError, Publish, Turn, Weights};
+use pgroups::{After, Epochs, Keep, Landed, Param, Pass, PgError, Publish, Turn, Weights, Whole};
 
 use crate::support::{Caught, One, Setup, bits, contribute, declared, ours, scalar, sim, wide};
 
@@ -94,11 +94,11 @@ struct Streams {
 fn microbatch(ddp: &ddp::Ddp, params: &[Param], on: &Stream, wgrad: &Stream, salt: f32) -> Result<(), Caught> {
     ddp.begin_microbatch(on)?;
     // The last parameter's first contribution needs nothing of forward.
-    contribute(ddp, &params[2], wgrad, vec![0.25 * salt; params[2].numel()])?;
+    contribute(&params[2], wgrad, vec![0.25 * salt; params[2].numel()])?;
     let device = on.device();
     let out = device.alloc("out", &[80], DType::F32, MemoryKind::Other)?;
     on.upload(&out, vec![0.0; 80])?;
-    let mut weights = ddp.weights(Turn::eager(Pass::Forward));
+    let mut weights = Whole::new(Turn::eager(Pass::Forward));
     for param in params {
         let value = weights.take(param, on)?;
         log(on, &value, &out)?;
@@ -114,11 +114,11 @@ fn microbatch(ddp: &ddp::Ddp, params: &[Param], on: &Stream, wgrad: &Stream, sal
         weights.give_back(param, on)?;
         if i == 1 {
             // A second use of the middle parameter, on another stream.
-            contribute(ddp, param, wgrad, vec![0.5 * salt; param.numel()])?;
+            contribute(param, wgrad, vec![0.5 * salt; param.numel()])?;
         }
     }
     // The first one's only contribution.
-    contribute(ddp, &params[0], wgrad, vec![0.75 * salt; params[0].numel()])?;
+    contribute(&params[0], wgrad, vec![0.75 * salt; params[0].numel()])?;
     Ok(ddp.end_microbatch(on)?)
 }
 
@@ -352,6 +352,14 @@ fn a_read_that_issues_nothing_is_refused_not_stale() {
 fn a_gradient_that_nobody_hears_of_is_missed_at_the_end() {
     struct Silent;
     impl Landed for Silent {
+        fn open(&self, _: &Param, _: &Stream) -> Result<Keep, PgError> {
+            Ok(Keep::All)
+        }
+
+        fn first_use(&self) -> Keep {
+            Keep::All
+        }
+
         fn landed(&self, _: &Param, _: After<'_>) -> Result<(), PgError> {
             Ok(())
         }

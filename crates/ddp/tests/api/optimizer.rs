@@ -34,7 +34,7 @@ fn train(one: &mut One, config: OptimizerConfig, steps: usize, samples: usize) -
                 // Mean over the microbatches of a rank; the replicas' mean is the reduction's.
                 let mut grad = gradient(step, place * own + sample, i, param.numel());
                 grad.iter_mut().for_each(|g| *g /= own as f32);
-                crate::support::contribute(ddp, param, &stream, grad)?;
+                crate::support::contribute(param, &stream, grad)?;
             }
             Ok(ddp.end_microbatch(&stream)?)
         };
@@ -337,7 +337,7 @@ fn one_rank_of_many_is_planned_alone_without_memory() {
     for _ in 0..2 {
         ddp.begin_microbatch(&stream).unwrap();
         for param in buffers.params().iter().rev() {
-            crate::support::contribute(&ddp, param, &stream, Vec::new()).unwrap();
+            crate::support::contribute(param, &stream, Vec::new()).unwrap();
         }
         ddp.end_microbatch(&stream).unwrap();
         ddp.finish_grads().unwrap();

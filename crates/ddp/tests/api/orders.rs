@@ -29,7 +29,7 @@ fn small(machine: &device::Machine, release: bool) -> Result<Vec<u32>, Caught> {
             turn.done(param, &eval)?;
         }
         ddp.begin_microbatch(&stream)?;
-        crate::support::contribute(&ddp, param, &stream, vec![(step + 1) as f32; 2])?;
+        crate::support::contribute(param, &stream, vec![(step + 1) as f32; 2])?;
         ddp.end_microbatch(&stream)?;
         ddp.finish_grads()?;
         ddp.read_grads(&side)?;

@@ -136,6 +136,9 @@ fn a_captured_read_issues_nothing_and_the_next_eager_one_all() {
         fn done(&mut self, _: &pgroups::Param, _: &device::Stream) -> Result<(), PgError> {
             Ok(())
         }
+        fn open(&mut self, _: &pgroups::Param, _: &device::Stream) -> Result<Option<pgroups::Keep>, PgError> {
+            Ok(None)
+        }
         fn landed(&mut self, _: &pgroups::Param, _: &device::Stream) -> Result<(), PgError> {
             Ok(())
         }

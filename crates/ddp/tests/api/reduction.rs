@@ -2,7 +2,7 @@
 
 use ddp::{BucketSize, DdpConfig, DdpError, GradOverlap, Sharding, Training, Unfilled};
 use device::DType;
-use pgroups::{GradOut, Keep, Pass, Turn, Weights};
+use pgroups::{GradOut, Keep, Pass, Turn, Weights, Whole};
 
 use crate::support::{Caught, One, Setup, constant, cpu, declared, machines, ours, sim};
 
@@ -105,7 +105,7 @@ fn microbatches_add_up_and_are_reduced_once_a_step() {
                                 for i in (0..3).rev() {
                                     let param = &one.buffers.params()[i];
                                     let values = vec![value; param.numel()];
-                                    crate::support::contribute(&paused, param, &one.stream, values)?;
+                                    crate::support::contribute(param, &one.stream, values)?;
                                 }
                                 paused.end_microbatch(&one.stream)?;
                             }
@@ -133,7 +133,7 @@ pub(crate) fn accumulate(one: &mut One, grads: &[f32]) -> Result<(), Caught> {
         let paused = one.ddp.no_sync();
         for &value in first {
             paused.begin_microbatch(&stream)?;
-            crate::support::contribute(&paused, &param, &stream, vec![value; param.numel()])?;
+            crate::support::contribute(&param, &stream, vec![value; param.numel()])?;
             paused.end_microbatch(&stream)?;
         }
     }
@@ -275,7 +275,7 @@ fn a_parameter_that_the_first_microbatch_does_not_use_contributes_zeros_not_the_
                         let params = one.buffers.params().to_vec();
                         let paused = one.ddp.no_sync();
                         paused.begin_microbatch(&stream)?;
-                        crate::support::contribute(&paused, &params[1], &stream, vec![3.0; 40])?;
+                        crate::support::contribute(&params[1], &stream, vec![3.0; 40])?;
                         paused.end_microbatch(&stream)?;
                     }
                     one.microbatch(|one| (0..2).try_for_each(|i| one.contribute(i, 5.0)))?;
@@ -415,7 +415,7 @@ fn a_captured_pass_lands_nothing_and_a_foreign_parameter_just_adds() {
         .run(&sim(1), |one| {
             let view = || one.device.alloc("own", &[2], DType::F32, device::MemoryKind::Other);
             let foreign = pgroups::Param::new("foreign", &view()?, &view()?)?;
-            let mut weights = one.ddp.weights(Turn::eager(Pass::Backward));
+            let mut weights = Whole::new(Turn::eager(Pass::Backward));
             let GradOut::Main { keep, .. } = weights.grad(&foreign, &one.stream)? else { panic!("scratch") };
             assert!(matches!(keep, Keep::All));
             weights.grad_done(&foreign, &one.stream)?;
@@ -429,19 +429,25 @@ fn a_captured_pass_lands_nothing_and_a_foreign_parameter_just_adds() {
                     self.0.push(format!("done {}", p.name()));
                     Ok(())
                 }
+                fn open(&mut self, p: &pgroups::Param, _: &device::Stream) -> Result<Option<Keep>, pgroups::PgError> {
+                    self.0.push(format!("open {}", p.name()));
+                    Ok(p.landed_sink().map(|sink| sink.first_use()))
+                }
                 fn landed(&mut self, p: &pgroups::Param, _: &device::Stream) -> Result<(), pgroups::PgError> {
                     self.0.push(format!("landed {}", p.name()));
                     Ok(())
                 }
             }
             let mut tape = Tape(Vec::new());
-            let mut weights = one.ddp.weights(Turn::recorded(Pass::Forward, &mut tape));
+            let mut weights = Whole::new(Turn::recorded(Pass::Forward, &mut tape));
             weights.take(one.param(0), &one.stream)?;
             weights.give_back(one.param(0), &one.stream)?;
             weights.enter(Pass::Backward);
+            let GradOut::Main { keep, .. } = weights.grad(one.param(0), &one.stream)? else { panic!("scratch") };
+            assert!(matches!(keep, Keep::Times(flag) if flag.same_as(one.ddp.keep())));
             weights.grad_done(one.param(0), &one.stream)?;
             drop(weights);
-            assert_eq!(tape.0, ["read p0", "done p0", "landed p0"]);
+            assert_eq!(tape.0, ["read p0", "done p0", "open p0", "landed p0"]);
             assert_eq!(one.ddp.counters(), ddp::Counters::default());
             Ok(())
         })

@@ -10,7 +10,7 @@ use device::{
 };
 use pgroups::{
     GlobalRank, Init, Key, Layout, LayoutConfig, Needs, Param, ParamClass, ParamSpec, Pass, Placement, ProcessGroups,
-    Rank, Seed, Turn, Weights, local,
+    Rank, Seed, Turn, Weights, Whole, local,
 };
 
 pub(crate) type Caught = Box<dyn StdError + Send + Sync>;
@@ -144,7 +144,7 @@ impl One {
 
     /// Contributes `values` to the gradient of a parameter on `stream`.
     pub(crate) fn contribute_on(&self, stream: &Stream, i: usize, values: Vec<f32>) -> Result<(), Caught> {
-        contribute(&self.ddp, self.param(i), stream, values)
+        contribute(self.param(i), stream, values)
     }
 
     /// Contributes the same value to every element.
@@ -197,8 +197,8 @@ impl One {
     }
 }
 
-pub(crate) fn contribute(ddp: &Ddp, param: &Param, stream: &Stream, values: Vec<f32>) -> Result<(), Caught> {
-    let mut weights = ddp.weights(Turn::eager(Pass::Backward));
+pub(crate) fn contribute(param: &Param, stream: &Stream, values: Vec<f32>) -> Result<(), Caught> {
+    let mut weights = Whole::new(Turn::eager(Pass::Backward));
     let out = weights.grad(param, stream)?;
     let (grad, into) = out.target();
     stream.launch(add(grad, into, values))?;

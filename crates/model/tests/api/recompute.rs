@@ -7,7 +7,7 @@ use device::{
     ops::{Axpy, Factor, Fill, Scale},
 };
 use model::{Block, GptConfig, GptPlan, Microbatch, ModelError, Recompute, RecomputeLayers};
-use pgroups::{GradOut, Param, Pass, PgError, Recorder, Turn, Weights};
+use pgroups::{GradOut, Keep, Param, Pass, PgError, Recorder, Turn, Weights};
 
 use crate::{
     rig::{Case, Layout, Results, Rig, cut, cut_llama, tiny, tiny_llama, values},
@@ -201,6 +201,10 @@ impl Recorder for Notes {
     fn done(&mut self, _: &Param, _: &Stream) -> Result<(), PgError> {
         self.releases += 1;
         Ok(())
+    }
+
+    fn open(&mut self, _: &Param, _: &Stream) -> Result<Option<Keep>, PgError> {
+        Ok(None)
     }
 
     fn landed(&mut self, _: &Param, _: &Stream) -> Result<(), PgError> {

@@ -75,6 +75,15 @@ impl Publish for Counting {
 struct Sink(Mutex<Vec<String>>);
 
 impl Landed for Sink {
+    fn open(&self, param: &Param, stream: &Stream) -> Result<Keep, PgError> {
+        self.0.lock().unwrap().push(format!("open {}@{}", param.name(), stream.name()));
+        Ok(self.first_use())
+    }
+
+    fn first_use(&self) -> Keep {
+        Keep::All
+    }
+
     fn landed(&self, param: &Param, after: After<'_>) -> Result<(), PgError> {
         let After::Stream(stream) = after else { panic!("an eager pass lands on streams") };
         self.0.lock().unwrap().push(format!("{}@{}", param.name(), stream.name()));
@@ -99,6 +108,10 @@ impl Recorder for Tape {
     }
     fn done(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
         self.note("done", param, stream)
+    }
+    fn open(&mut self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError> {
+        self.note("open", param, stream)?;
+        Ok(Some(Keep::All))
     }
     fn landed(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
         self.note("landed", param, stream)
@@ -246,17 +259,18 @@ fn a_recorded_pass_tells_the_recorder_and_nobody_else() {
         let mut turn = Turn::recorded(pass, &mut tape);
         turn.read(&rig.param, &rig.compute).unwrap();
         turn.done(&rig.param, &rig.compute).unwrap();
+        assert!(matches!(turn.open(&rig.param, &rig.compute).unwrap(), Some(Keep::All)));
         turn.landed(&rig.param, &rig.compute).unwrap();
     }
-    let [done, landed] = ["done wte@compute", "landed wte@compute"];
-    assert_eq!(tape.0, ["read wte@compute", done, landed, done, landed, done, landed]);
+    let [done, open, landed] = ["done wte@compute", "open wte@compute", "landed wte@compute"];
+    assert_eq!(tape.0, ["read wte@compute", done, open, landed, done, open, landed, done, open, landed]);
     assert_eq!(rig.counts(), (0, 0));
     assert!(rig.publisher.done.lock().unwrap().is_empty() && rig.sink.0.lock().unwrap().is_empty());
     assert!(machine.trace_stop().events.is_empty(), "nothing was submitted");
     // Also a parameter without a publisher: one may be attached before the replay.
     rig.param.attach(None, None);
     Turn::recorded(Pass::Forward, &mut tape).read(&rig.param, &rig.compute).unwrap();
-    assert_eq!(tape.0.len(), 8);
+    assert_eq!(tape.0.len(), 11);
 }
 
 #[test]
@@ -343,7 +357,36 @@ fn whole_weights_take_give_back_and_land_through_the_turn() {
     }
     assert_eq!(rig.counts(), (1, 1));
     assert_eq!(*rig.publisher.done.lock().unwrap(), ["compute"]);
-    assert_eq!(*rig.sink.0.lock().unwrap(), ["wte@compute"; 2]);
+    let [open, landed] = ["open wte@compute", "wte@compute"];
+    assert_eq!(*rig.sink.0.lock().unwrap(), [open, landed, open, landed]);
+}
+
+#[test]
+fn whoever_waits_for_a_gradient_says_what_a_use_does_with_what_it_holds() {
+    struct Flagged(Keep);
+    impl Landed for Flagged {
+        fn open(&self, _: &Param, _: &Stream) -> Result<Keep, PgError> {
+            Ok(self.0.clone())
+        }
+        fn first_use(&self) -> Keep {
+            self.0.clone()
+        }
+        fn landed(&self, _: &Param, _: After<'_>) -> Result<(), PgError> {
+            Ok(())
+        }
+    }
+    let machine = Machine::sim(1);
+    let rig = Rig::new(&machine, false);
+    let flag = |label| rig.device.alloc(label, &[1], DType::F32, MemoryKind::Other).unwrap();
+    let (sinks, callers) = (flag("the sink's"), flag("the caller's"));
+    rig.param.attach(None, Some(Arc::new(Flagged(Keep::Times(sinks.clone())))));
+    for mut weights in [Whole::new(Turn::eager(Pass::Backward)), Whole::keeping(Turn::eager(Pass::Backward), &callers)]
+    {
+        let GradOut::Main { keep: Keep::Times(by), .. } = weights.grad(&rig.param, &rig.compute).unwrap() else {
+            panic!("the sink has a flag")
+        };
+        assert!(by.same_as(&sinks));
+    }
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn read_optimizer(s: &mut Section, steps: u64) -> OptimizerConfig {
 fn read_ddp(s: &mut Section, dp: u32, distributed: bool) -> DdpConfig {
     DdpConfig {
         bucket_size: s.size("bucket_size", 1).unwrap_or_else(|| default_bucket_size(dp)),
-        overlap_grad_reduce: s.flag("overlap_grad_reduce").unwrap_or(false),
+        overlap_grad_reduce: s.flag("overlap_grad_reduce").unwrap_or(true),
         overlap_param_gather: s.flag("overlap_param_gather").unwrap_or(distributed),
         dispatch: s.choice("dispatch").unwrap_or(Dispatch::Chain),
     }
@@ -220,7 +220,24 @@ pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
             nearest: vec![Setting::new("ddp.overlap_param_gather", false)],
         });
     }
+    found.extend(dispatch_has_gathers(config));
     found
+}
+
+/// Where no gather overlaps, all of them come with the step.
+fn dispatch_has_gathers(config: &Config) -> Option<Violation> {
+    let DdpConfig { dispatch, overlap_param_gather, .. } = config.ddp;
+    let setting = |dispatch: Dispatch| Setting::text("ddp.dispatch", dispatch.to_string());
+    let enabling = if config.optimizer.distributed {
+        Setting::new("ddp.overlap_param_gather", true)
+    } else {
+        Setting::new("optimizer.distributed", true)
+    };
+    (dispatch != Dispatch::Chain && !overlap_param_gather).then(|| Violation {
+        settings: vec![setting(dispatch), Setting::new("ddp.overlap_param_gather", overlap_param_gather)],
+        rule: no_effect(NoEffect::NothingDispatched),
+        nearest: vec![setting(Dispatch::Chain), enabling],
+    })
 }
 
 fn heads_fit(model: &ModelConfig) -> Vec<Violation> {
@@ -310,7 +327,7 @@ fn batch_divides(config: &Config) -> Option<Violation> {
 /// What this version cannot do: refused, so that no setting is silently without effect. A line goes when its feature
 /// comes.
 pub(crate) fn not_yet(config: &Config) -> Vec<Violation> {
-    let Config { layout, optimizer, ddp, precision, .. } = config;
+    let Config { layout, precision, .. } = config;
     let mut found = Vec::new();
     let mut refuse = |asked: bool, setting: Setting, what: NotYet, instead: Setting| {
         if asked {
@@ -324,16 +341,6 @@ pub(crate) fn not_yet(config: &Config) -> Vec<Violation> {
         let size = |ranks: u32| Setting::new(format!("layout.{axis}"), ranks);
         refuse(ranks > 1, size(ranks), NotYet::Axis, size(1));
     }
-    let distributed = |on: bool| Setting::new("optimizer.distributed", on);
-    refuse(optimizer.distributed, distributed(true), NotYet::DistributedOptimizer, distributed(false));
-    let overlap = |on: bool| Setting::new("ddp.overlap_grad_reduce", on);
-    refuse(ddp.overlap_grad_reduce, overlap(true), NotYet::OverlappedReduction, overlap(false));
-    let (size, default) = (ddp.bucket_size, default_bucket_size(layout.dp));
-    let bucket = |size: usize| Setting::new("ddp.bucket_size", size);
-    refuse(size != default, bucket(size), NotYet::Buckets, bucket(default));
-    let dispatch = |dispatch: Dispatch| text("ddp.dispatch", &dispatch);
-    let asked = ddp.dispatch != Dispatch::Chain;
-    refuse(asked, dispatch(ddp.dispatch), NotYet::Buckets, dispatch(Dispatch::Chain));
     let PrecisionConfig { param, grad, reduce, master, moments } = *precision;
     let numbers = [("param", param), ("grad", grad), ("reduce", reduce), ("master", master), ("moments", moments)];
     for (key, stored) in numbers {

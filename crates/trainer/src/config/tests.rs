@@ -45,6 +45,8 @@ fn what_is_left_open_is_derived() {
     assert_eq!((c.ranks().world_size(), c.layout.data_ranks()), (2, 2));
     assert_eq!((c.optimizer.lr, c.optimizer.min_lr), (3e-4, Some(3e-4 / 10.0)));
     assert_eq!(c.ddp.bucket_size, 40_000_000);
+    assert!(c.ddp.overlap_grad_reduce && !c.ddp.overlap_param_gather && !c.optimizer.distributed);
+    assert!(config(&["layout.dp=2", "optimizer.distributed=true"]).ddp.overlap_param_gather);
     assert_eq!(config(&["layout.dp=64", "train.global_batch=64"]).ddp.bucket_size, 64_000_000);
     assert_eq!(c.data.source().base, Path::new("/base"));
     let llama = |overrides: &[&str]| config(&[&["model.arch=llama"], overrides].concat()).model;
@@ -193,6 +195,7 @@ fn settings_that_contradict_each_other_are_told_with_both_values() {
         ("model.vocab=255", "at least the 256 tokens of tokenizer \"bytes\"", "nearest valid: model.vocab = 256"),
         ("optimizer.min_lr=1", "optimizer.min_lr = 1.0, optimizer.lr = 0.0003", "optimizer.min_lr = 0.0003"),
         ("ddp.overlap_param_gather=true", "optimizer.distributed = false", "ddp.overlap_param_gather = false"),
+        ("ddp.dispatch=aligned", "ddp.overlap_param_gather = false", "\"chain\"  or  optimizer.distributed = true"),
     ];
     for (setting, about, nearest) in cases {
         let text = only(&[setting]);
@@ -239,7 +242,6 @@ fn what_this_version_cannot_do_is_refused_with_what_it_can() {
         ("layout.cp=2", "layout.cp = 1"),
         ("layout.ep=2", "layout.ep = 1"),
         ("layout.pp=2", "layout.pp = 1"),
-        ("optimizer.distributed=true", "optimizer.distributed = false"),
         ("precision.param=bf16", "precision.param = \"f32\""),
         ("precision.moments=bf16", "precision.moments = \"f32\""),
     ];

@@ -218,6 +218,9 @@ pub enum NoEffect {
     /// Gathered parameters without a distributed optimizer.
     #[error("parameters are gathered only if optimizer.distributed = true, else every rank updates all of them")]
     NothingGathered,
+    /// A schedule of gathers that do not overlap.
+    #[error("only gathers beside forward have a schedule, and there are none")]
+    NothingDispatched,
 }
 
 /// What a later version will have.
@@ -227,15 +230,6 @@ pub enum NotYet {
     /// A parallel axis.
     #[error("this run spreads over dp only; the other axes can be planned with `trainer groups`")]
     Axis,
-    /// The distributed optimizer.
-    #[error("every rank keeps the whole optimizer state")]
-    DistributedOptimizer,
-    /// Reduction beside backward.
-    #[error("gradients are reduced once a step, behind the last backward")]
-    OverlappedReduction,
-    /// Buckets.
-    #[error("gradients are reduced in one piece, and every rank updates all parameters")]
-    Buckets,
     /// Reduced precision.
     #[error("the run computes in f32 throughout")]
     Bf16,

@@ -22,9 +22,38 @@ pub struct Progress {
 }
 
 enum Shown {
-    Bar { bar: ProgressBar, eval_loss: Option<f32> },
-    Lines(Box<dyn Write + Send>),
+    Bar { bar: ProgressBar, eval_loss: Option<f32>, pace: Pace },
+    Lines { out: Box<dyn Write + Send>, pace: Pace },
     Nothing,
+}
+
+/// Speed over several steps: results of two steps may become known at nearly the same time, and the time between
+/// them alone says nothing then.
+#[derive(Clone, Copy, Default)]
+struct Pace {
+    tokens: f64,
+    seconds: f64,
+    /// Seconds times utilisation.
+    used: f64,
+}
+
+impl Pace {
+    /// What a step adds to is multiplied by this on a bar, which shows the last ten steps or so.
+    const FADES: f64 = 0.9;
+
+    fn add(&mut self, m: &StepMetrics) {
+        self.tokens += m.tokens_per_s * m.seconds;
+        self.seconds += m.seconds;
+        self.used += m.mfu * m.seconds;
+    }
+
+    fn fade(&mut self) {
+        [&mut self.tokens, &mut self.seconds, &mut self.used].into_iter().for_each(|sum| *sum *= Pace::FADES);
+    }
+
+    fn of(&self, m: &StepMetrics) -> StepMetrics {
+        StepMetrics { tokens_per_s: self.tokens / self.seconds, mfu: self.used / self.seconds, ..*m }
+    }
 }
 
 impl Progress {
@@ -36,29 +65,32 @@ impl Progress {
                 let style = ProgressStyle::with_template("{bar:28} {pos}/{len} {msg} [{elapsed} < {eta}]");
                 let bar = ProgressBar::new(config.steps);
                 let bar = bar.with_style(style.expect("BUG: the template is constant"));
-                Shown::Bar { bar, eval_loss: None }
+                Shown::Bar { bar, eval_loss: None, pace: Pace::default() }
             }
-            ProgressKind::Auto | ProgressKind::Lines => Shown::Lines(lines),
+            ProgressKind::Auto | ProgressKind::Lines => Shown::Lines { out: lines, pace: Pace::default() },
         };
         Progress { config, shown }
     }
 
-    /// Shows a step that is done.
+    /// Shows a step that is done. Speeds are over the steps since the last line, on a bar over the last ten or so.
     pub fn step(&mut self, metrics: &StepMetrics) {
         let ProgressConfig { steps, interval, .. } = self.config;
         match &mut self.shown {
-            Shown::Bar { bar, eval_loss } => {
+            Shown::Bar { bar, eval_loss, pace } => {
+                pace.fade();
+                pace.add(metrics);
                 // The last evaluation stays in sight until the next one.
                 *eval_loss = metrics.eval_loss.or(*eval_loss);
-                bar.set_message(numbers(&StepMetrics { eval_loss: *eval_loss, ..*metrics }));
+                bar.set_message(numbers(&StepMetrics { eval_loss: *eval_loss, ..pace.of(metrics) }));
                 bar.set_position(metrics.step);
             }
-            Shown::Lines(out) => {
+            Shown::Lines { out, pace } => {
+                pace.add(metrics);
                 let step = metrics.step;
                 let evaluated = metrics.eval_loss.is_some();
                 if evaluated || step == 1 || step == steps || step.is_multiple_of(interval) {
                     let width = steps.to_string().len();
-                    say(out, &format!("step {step:>width$}/{steps}  {}", numbers(metrics)));
+                    say(out, &format!("step {step:>width$}/{steps}  {}", numbers(&std::mem::take(pace).of(metrics))));
                 }
             }
             Shown::Nothing => {}
@@ -69,7 +101,7 @@ impl Progress {
     pub fn note(&mut self, text: &str) {
         match &mut self.shown {
             Shown::Bar { bar, .. } => bar.println(text),
-            Shown::Lines(out) => say(out, text),
+            Shown::Lines { out, .. } => say(out, text),
             Shown::Nothing => {}
         }
     }
@@ -152,6 +184,21 @@ mod tests {
             lines[1..],
             [of(" 1"), evaluated(" 2"), of("10"), evaluated("12"), of("20"), evaluated("22"), of("25")]
         );
+    }
+
+    #[test]
+    fn a_lines_speed_is_that_of_all_steps_since_the_last_line() {
+        let page = Page::default();
+        let config = ProgressConfig { kind: ProgressKind::Lines, steps: 6, interval: 3 };
+        let mut progress = Progress::start(config, Box::new(page.clone()));
+        for (step, seconds) in [(1, 1.0), (2, 1.75), (3, 0.25), (4, 2.0), (5, 2.0), (6, 1.0)] {
+            let (tokens_per_s, mfu) = (100.0 / seconds, 0.5 / seconds);
+            let (loss, lr, grad_norm, eval_loss) = (2.5, 1e-3, 0.75, None);
+            progress.step(&StepMetrics { step, loss, lr, grad_norm, tokens: 0, tokens_per_s, mfu, seconds, eval_loss });
+        }
+        let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+        let speeds: Vec<&str> = text.lines().map(|line| line.split("0.750  ").nth(1).unwrap()).collect();
+        assert_eq!(speeds, ["100 tokens/s  mfu 50.0 %", "100 tokens/s  mfu 50.0 %", "60 tokens/s  mfu 30.0 %"]);
     }
 
     #[test]

@@ -39,9 +39,11 @@ fn the_highest_byte_that_a_run_touches_is_the_last_of_the_plan() {
             let windows = eval_windows(&config, &corpus)?.expect("an evaluation");
             let mut eval = Evaluator::open(&run, &rank, &config, windows, Some(eval_plan))?;
             eval.submit(&run)?;
+            run.parallel.publish(&run.stream)?;
             run.next_logits(&vec![7; config.model.seq_len], 5)?;
             let arenas = [&run.frame, &run.sample_frame, &eval.frame].map(|f| f.arena().expect("planned").clone());
             let highest = |arena| words(&run, arena).map(|words| highest_touched(&words));
+            run.meet()?;
             Ok([highest(&arenas[0])?, highest(&arenas[1])?, highest(&arenas[2])?])
         });
         for rank in touched.expect("the run") {
@@ -67,6 +69,7 @@ fn planned_memory_gives_the_losses_of_memory_that_nothing_shares() {
                 run.step(&batch.microbatches().collect::<Vec<_>>(), 1e-2)?;
                 losses.push(run.stream.download::<f32>(&run.loss)?.wait()?[0].to_bits());
             }
+            run.meet()?;
             Ok(losses)
         });
         ranks.expect("the run")

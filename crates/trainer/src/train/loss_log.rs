@@ -12,6 +12,7 @@ use super::{
     rank::RankRun,
     stop::{Asked, Signal},
 };
+use crate::TrainError;
 
 /// A step that was submitted and whose loss is not known yet.
 struct Pending {
@@ -51,9 +52,9 @@ impl LossLog {
     }
 
     /// Asks for the results of the step that was just submitted.
-    pub(super) fn submitted(&mut self, rank: &RankRun, lr: f64) -> Result<(), Error> {
+    pub(super) fn submitted(&mut self, rank: &RankRun, lr: f64) -> Result<(), TrainError> {
         let loss = rank.stream.download(&rank.loss)?;
-        let grad_norm = rank.stream.download(rank.adam.grad_norm())?;
+        let grad_norm = rank.parallel.grad_norm()?;
         let stop = rank.stop.download(&rank.stream)?;
         self.pending.push_back(Pending { loss, grad_norm, stop, eval: None, lr });
         Ok(())

@@ -37,9 +37,11 @@ fn step(kind: &str, dp: usize, micro: usize, sequences: &[(Vec<i32>, Vec<i32>)])
         let parts: Vec<_> = own.chunks_exact(micro).map(joined).collect();
         let parts: Vec<_> = parts.iter().map(|(inputs, targets)| Microbatch { inputs, targets }).collect();
         run.step(&parts, 1e-3)?;
+        run.parallel.read_grads(&run.stream)?;
         let loss = run.stream.download::<f32>(&run.loss)?.wait()?[0];
         let grad = |param: &pgroups::Param| Ok(run.stream.download::<f32>(&param.main_grad())?.wait()?);
-        let grads: Result<Vec<Vec<f32>>, TrainError> = run.params.params().iter().map(grad).collect();
+        let grads: Result<Vec<Vec<f32>>, TrainError> = run.parallel.buffers.params().iter().map(grad).collect();
+        run.meet()?;
         Ok((loss, grads?))
     });
     ranks.expect("the step")

@@ -7,6 +7,7 @@ use device::{FramePlan, Machine, MemoryKind, Trace, Work};
 use pgroups::Rank;
 
 use super::{
+    data_parallel::ParallelSummary,
     eval::{Evaluator, eval_windows},
     rank::{Plans, RankRun, gpt_plan},
     trace_window::TraceWindow,
@@ -28,6 +29,8 @@ pub struct RunPlan {
     pub eval: Option<Arc<FramePlan>>,
     /// Bytes of one rank, the arenas included.
     pub memory: BTreeMap<MemoryKind, usize>,
+    /// Buckets and element types.
+    pub parallel: ParallelSummary,
     /// What one rank submits in a step.
     pub work: Work,
 }
@@ -66,9 +69,7 @@ pub fn dry_run(config: &Config) -> Result<(RunPlan, Trace, StreamNames), TrainEr
     let machine = Machine::dry();
     let corpus = any_corpus(config)?;
     let dry = pgroups::local(&machine, ranks, |rank| dry_rank(&rank, &machine, config, &corpus))?;
-    let names = StreamNames::new(
-        dry.iter().map(|DryRank { run, .. }| vec![(run.stream.index(), run.stream.name().to_owned())]),
-    );
+    let names = StreamNames::new(dry.iter().map(|DryRank { run, .. }| run.stream.device().stream_names()));
     let DryRank { run, eval, mut memory, step, rest } = dry.into_iter().next().expect("BUG: a layout has a rank");
     let (step, rest) = step.zip(rest).expect("BUG: the first rank traces");
     let train = Arc::new(run.frame.plan(&step)?);
@@ -78,7 +79,8 @@ pub fn dry_run(config: &Config) -> Result<(RunPlan, Trace, StreamNames), TrainEr
     let arenas = train.bytes() + sample.bytes() + eval.as_ref().map_or(0, |eval| eval.bytes());
     memory.insert(MemoryKind::Arena, arenas);
     let parameters = gpt_plan(config)?.numel();
-    Ok((RunPlan { ranks, parameters, train, sample, eval, memory, work: step.work(0) }, step, names))
+    let parallel = run.parallel.summary(config);
+    Ok((RunPlan { ranks, parameters, train, sample, eval, memory, parallel, work: step.work(0) }, step, names))
 }
 
 /// What a rank of a dry run leaves; traces on the first rank only.
@@ -109,6 +111,7 @@ fn dry_rank(rank: &Rank, machine: &Machine, config: &Config, corpus: &Corpus) ->
     if let Some(eval) = &mut eval {
         eval.submit(&run)?;
     }
+    run.parallel.publish(&run.stream)?;
     run.next_logits(&vec![0; config.model.seq_len], 0)?;
     of_rest.end(&run)?;
     let memory = rank.device.memory_by_kind();
@@ -152,6 +155,7 @@ impl fmt::Display for RunPlan {
         if let Some(eval) = &self.eval {
             writeln!(f, "  {eval}")?;
         }
+        writeln!(f, "{}", self.parallel)?;
         let Work { operations, flops, .. } = self.work;
         writeln!(f, "a step of one rank: {operations} operations, {:.3} GFLOP", flops as f64 / 1e9)
     }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use ddp::{Adam, AdamConfig, DecayRange, Replicas};
 use device::ops::{Factor, Scale, Sum};
-use device::{DType, Frame, FramePlan, MemoryKind, Stream, View};
-use model::{Decay, Gpt, GptPlan, LlamaConfig, Microbatch, RecomputeLayers};
-use pgroups::{Key, Needs, ParamSet, ParamTypes, Pass, ProcessGroups, Rank, Seed, Turn, Whole};
+use device::{DType, Frame, FramePlan, MemoryKind, Reduce, Stream, View};
+use model::{Gpt, GptPlan, LlamaConfig, Microbatch, RecomputeLayers};
+use pgroups::{Group, Key, Needs, Pass, ProcessGroups, Rank, Turn, Weights, Whole};
 
 use super::{
+    data_parallel::{DataParallel, Place},
     normalize::{TokenScale, counted},
     stop::StopBit,
 };
@@ -28,13 +28,13 @@ pub(super) struct RankRun {
     pub(super) groups: ProcessGroups,
     pub(super) stop: StopBit,
     pub(super) model: Gpt,
-    pub(super) params: ParamSet,
-    pub(super) adam: Adam,
+    pub(super) parallel: DataParallel,
     /// Training microbatches.
     pub(super) frame: Frame,
     /// Next tokens.
     pub(super) sample_frame: Frame,
-    replicas: Replicas,
+    /// Everyone who reads data of their own.
+    data: Group,
     scale: TokenScale,
     inputs: Inputs,
     /// f32 `[1]`: mean over the global batch, in nats per token.
@@ -48,8 +48,6 @@ struct Inputs {
     targets: View,
     /// i32 `[1, seq_len]`.
     prompt: View,
-    /// f32 `[1]`: 0 in the first microbatch of a step, then 1.
-    keep: View,
     /// f32 `[microbatches]`: what each adds to the mean, per token of a microbatch.
     losses: View,
 }
@@ -57,42 +55,34 @@ struct Inputs {
 impl RankRun {
     /// Allocates and initialises. Frames are planned if there are plans; without, they record.
     pub(super) fn build(rank: &Rank, config: &Config, plans: Option<&Plans>) -> Result<RankRun, TrainError> {
-        let layout = config.ranks();
-        let needs = Needs::keys([Key::DP_CP, Key::DP_CP_GTP, StopBit::key()]);
-        let groups = ProcessGroups::build(rank, &layout, &needs)?;
-        let replicas = Replicas::new(groups.get(&Key::DP_CP, "gradient reduction")?.clone());
+        let needs = Needs::keys([Key::DP_CP, Key::DP_CP_GTP, Key::MP, StopBit::key()]);
+        let groups = ProcessGroups::build(rank, &config.ranks(), &needs)?;
         let stream = rank.device.stream("compute")?;
         let plan = gpt_plan(config)?;
-        let params = ParamSet::allocate(rank, &layout, &plan.specs(), ParamTypes::default())?;
-        params.fill(&stream, Seed(config.train.seed))?;
+        let parallel = DataParallel::build(rank, &groups, &plan, config, &stream)?;
         let recompute = match config.train.recompute {
             Recompute::None => RecomputeLayers::None,
             Recompute::Block => RecomputeLayers::All,
         };
-        let model = plan.build_with(params.params(), &recompute)?;
-        let o = &config.optimizer;
-        let adam = AdamConfig { beta1: o.beta1, beta2: o.beta2, eps: o.eps, clip: o.clip };
-        let decays = decay_ranges(&plan, &params, o.weight_decay);
-        let adam = Adam::new(&stream, params.values(), params.grads(), &decays, adam)?;
+        let model = plan.build_with(parallel.buffers.params(), &recompute)?;
         let frame = |name, plan: Option<&Arc<FramePlan>>| match plan {
             Some(plan) => Frame::planned(&stream, plan),
             None => Ok(Frame::recording(&stream, name)),
         };
         let inputs = Inputs::alloc(rank, config)?;
-        let data = groups.get(&Key::DP_CP_GTP, "losses")?;
-        let scale = TokenScale::alloc(rank, config.train.loss_normalization, data, config.microbatches() as usize)?;
+        let data = groups.get(&Key::DP_CP_GTP, "losses")?.clone();
+        let scale = TokenScale::alloc(rank, config.train.loss_normalization, &data, config.microbatches() as usize)?;
         let stop = StopBit::alloc(rank, groups.get(&StopBit::key(), "the stop bit")?)?;
         let loss = rank.device.alloc("loss", &[1], DType::F32, MemoryKind::Other)?;
         Ok(RankRun {
             model,
-            adam,
             frame: frame("train", plans.map(|p| &p.train))?,
             sample_frame: frame("sample", plans.map(|p| &p.sample))?,
-            replicas,
+            data,
             scale,
             inputs,
             loss,
-            params,
+            parallel,
             stop,
             groups,
             stream,
@@ -108,33 +98,31 @@ impl RankRun {
         for (at, part) in parts.iter().enumerate() {
             stream.upload(&self.inputs.tokens, part.inputs.to_vec())?;
             stream.upload(&self.inputs.targets, part.targets.to_vec())?;
-            stream.upload(&self.inputs.keep, vec![if at == 0 { 0f32 } else { 1.0 }])?;
             self.scale.begin_microbatch(&stream, counted(part.targets))?;
-            self.microbatch(at)?;
+            self.microbatch(at, if at + 1 == parts.len() { Place::Last } else { Place::Inner })?;
         }
         let tokens = Factor::Const(self.inputs.tokens.numel() as f32);
         stream.launch(Sum { x: &self.inputs.losses, factor: tokens, total: &self.loss }.op("loss")?)?;
-        self.replicas.average_loss(&stream, &self.loss)?;
-        self.replicas.average_grads(&stream, self.params.grads())?;
-        self.adam.step(&stream, lr)?;
-        Ok(())
+        self.data.all_reduce(&stream, &self.loss, Reduce::Avg)?;
+        self.parallel.step(lr)
     }
 
-    fn microbatch(&mut self, at: usize) -> Result<(), TrainError> {
-        let Inputs { tokens, targets, keep, losses, .. } = &self.inputs;
+    fn microbatch(&mut self, at: usize, place: Place) -> Result<(), TrainError> {
+        let RankRun { stream, model, parallel, frame, scale, .. } = self;
+        let Inputs { tokens, targets, losses, .. } = &self.inputs;
         let loss = losses.flat(at..at + 1)?;
-        let token_scale = self.scale.factor();
+        let token_scale = scale.factor();
         let microbatch = Microbatch { tokens, targets, loss: &loss, token_scale, slot: 0 };
-        let mut aside = aside(&self.frame, at);
-        let frame = aside.as_mut().unwrap_or(&mut self.frame);
+        let mut aside = aside(frame, at);
+        let frame = aside.as_mut().unwrap_or(frame);
         frame.restart();
-        let mut weights = Whole::new(Turn::eager(Pass::Forward));
-        self.model.forward_loss(frame, &mut weights, &microbatch)?;
-        // The model's mean is over all tokens, those that do not count included.
-        self.stream.launch(Scale { x: &loss, factor: token_scale, y: &loss }.op("loss")?)?;
-        let mut weights = Whole::keeping(Turn::eager(Pass::Backward), keep);
-        self.model.backward(frame, &mut weights, 0)?;
-        Ok(())
+        parallel.microbatch(stream, place, |weights| {
+            model.forward_loss(frame, weights, &microbatch)?;
+            // The model's mean is over all tokens, those that do not count included.
+            stream.launch(Scale { x: &loss, factor: token_scale, y: &loss }.op("loss")?)?;
+            weights.enter(Pass::Backward);
+            Ok(model.backward(frame, weights, 0)?)
+        })
     }
 
     /// The host waits until every rank has come here with nothing in flight.
@@ -170,7 +158,6 @@ impl Inputs {
             tokens: alloc("tokens", &batch, DType::I32)?,
             targets: alloc("targets", &batch, DType::I32)?,
             prompt: alloc("prompt", &[1, config.model.seq_len], DType::I32)?,
-            keep: alloc("keep", &[1], DType::F32)?,
             losses: alloc("losses", &[config.microbatches() as usize], DType::F32)?,
         })
     }
@@ -200,11 +187,4 @@ pub(super) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
         seq_len: m.seq_len,
         output: if m.tied { model::Output::Tied } else { model::Output::Own },
     })?)
-}
-
-/// Every element of the flat buffer; the gap behind a parameter goes with it.
-fn decay_ranges(plan: &GptPlan, params: &ParamSet, weight_decay: f64) -> Vec<DecayRange> {
-    let decays = plan.params().iter().map(|p| if p.decay == Decay::Applied { weight_decay } else { 0.0 });
-    let slots = params.placed().iter().map(|p| p.slot.clone());
-    slots.zip(decays).map(|(range, weight_decay)| DecayRange { range, weight_decay }).collect()
 }

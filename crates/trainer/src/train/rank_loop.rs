@@ -48,7 +48,7 @@ pub(super) struct Ended {
     /// Bytes of the process at the end; of rank 0, where the system tells.
     pub(super) resident: Option<usize>,
     /// Names of its streams, by number.
-    pub(super) streams: Vec<(u32, String)>,
+    pub(super) streams: Vec<String>,
 }
 
 /// Builds the rank's part and trains.
@@ -152,14 +152,15 @@ impl RankLoop<'_> {
         let stopped = self.stop.filter(|_| self.steps < config.train.steps);
         tracing::info!(steps = self.steps, stopped = stopped.map(Signal::number), "trainer.end_rank");
         let wanted = self.is_writer && stopped.is_none() && config.log.sample_tokens > 0;
+        // The sample is one rank's alone.
+        self.run.parallel.publish(&self.run.stream)?;
         // While all ranks still have what they own, and before the sample: it is not what the run took.
         self.run.meet()?;
         let resident = if self.is_writer { resident_bytes() } else { None };
         self.run.meet()?;
         let tokenizer = self.shared.corpus.tokenizer();
         let sample = wanted.then(|| write_sample(&mut self.run, config, tokenizer)).transpose()?;
-        let stream = &self.run.stream;
-        let streams = vec![(stream.index(), stream.name().to_owned())];
+        let streams = self.run.stream.device().stream_names();
         Ok(Ended { steps: self.steps, stopped, sample, trace: self.window.into_trace(), resident, streams })
     }
 }

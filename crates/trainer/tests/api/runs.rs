@@ -42,6 +42,60 @@ fn replicas_and_microbatches_share_a_batch_without_changing_the_loss() {
     }
 }
 
+/// Everything that can be set about data parallelism, and does not change what is computed.
+const SETUPS: [&[&str]; 7] = [
+    &["ddp.bucket_size=3000"],
+    &["ddp.bucket_size=3000", "ddp.overlap_grad_reduce=false"],
+    &["optimizer.distributed=true"],
+    &["optimizer.distributed=true", "ddp.bucket_size=3000"],
+    &["optimizer.distributed=true", "ddp.bucket_size=3000", "ddp.dispatch=aligned"],
+    &["optimizer.distributed=true", "ddp.bucket_size=3000", "ddp.dispatch=with-optimizer"],
+    &["optimizer.distributed=true", "ddp.bucket_size=3000", "ddp.overlap_param_gather=false"],
+];
+
+#[test]
+fn buckets_shards_and_dispatch_leave_the_losses_on_every_number_of_ranks() {
+    let folder = Folder::with_config(TRAIN);
+    // With evaluations in between, whose reads publish, too.
+    let run = |settings: &[&str]| {
+        let always = ["optimizer.lr=3e-4", "train.eval_interval=3", "log.sample_tokens=0"];
+        folder.train(&[settings, &always].concat())
+    };
+    let whole = run(&["layout.dp=1"]);
+    for (setup, dp) in SETUPS.into_iter().flat_map(|setup| ["1", "2", "4"].map(|dp| (setup, dp))) {
+        let dp = format!("layout.dp={dp}");
+        let settings = [&[dp.as_str()], setup].concat();
+        let trained = run(&settings);
+        for (a, b) in whole.metrics.iter().zip(&trained.metrics) {
+            let same = |a: f32, b: f32| (a - b).abs() <= 2e-6 * a.abs();
+            assert!(same(a.loss, b.loss), "{settings:?}, step {}: {} and {}", a.step, a.loss, b.loss);
+            let (eval, want) = (b.eval_loss.unwrap_or(0.0), a.eval_loss.unwrap_or(0.0));
+            assert!(same(eval, want), "{settings:?}, evaluation behind step {}: {eval} and {want}", a.step);
+        }
+    }
+}
+
+#[test]
+fn the_simulator_gives_the_bits_of_the_cpu_for_every_setup_and_dispatch_changes_none() {
+    let folder = Folder::with_config(TRAIN);
+    let mut by_sharding: [Vec<_>; 2] = Default::default();
+    for setup in SETUPS {
+        let run = |device: &[&str]| folder.train(&[setup, device, &["layout.dp=4", "train.eval_interval=5"]].concat());
+        let cpu = run(&["device.threads=2"]);
+        for seed in ["device.seed=3", "device.seed=4"] {
+            let sim = run(&["device.kind=sim", seed]);
+            assert_eq!(bits(&sim), bits(&cpu), "{setup:?} {seed}");
+            assert_eq!(sim.sample, cpu.sample);
+        }
+        if setup.contains(&"ddp.bucket_size=3000") {
+            by_sharding[usize::from(setup.contains(&"optimizer.distributed=true"))].push(bits(&cpu));
+        }
+    }
+    for same in by_sharding {
+        assert!(same.len() > 1 && same.iter().all(|run| *run == same[0]));
+    }
+}
+
 #[test]
 fn the_model_learns() {
     let folder = Folder::with_config(TRAIN);

@@ -40,7 +40,7 @@ fn small_program() -> String {
         let half = device::ops::Factor::Const(0.5);
         compute.launch(Scale { x: &grad, factor: half, y: &grad }.op("step")?)?;
         rank.device.synchronize()?;
-        Ok(vec![(compute.index(), "compute".to_owned()), (reduce.index(), "reduce".to_owned())])
+        Ok(rank.device.stream_names())
     });
     let trace = machine.trace_stop();
     timeline(&trace, Clock::of(&machine), &StreamNames::new(streams.unwrap().into_iter()))

@@ -59,18 +59,13 @@ const CHAPTERS: &[Chapter] = &[
             &["optimizer.decay_steps=5"],
             &["train.eval_samples=100"],
             &["ddp.overlap_param_gather=true"],
+            &["ddp.dispatch=aligned"],
         ],
     },
     Chapter {
         title: "What this version cannot do",
         about: "Settings that a later version will have.",
-        cases: &[
-            &["layout.tp=2"],
-            &["optimizer.distributed=true"],
-            &["ddp.overlap_grad_reduce=true"],
-            &["ddp.bucket_size=1000"],
-            &["precision.grad=bf16"],
-        ],
+        cases: &[&["layout.tp=2"], &["precision.grad=bf16"]],
     },
 ];
 
@@ -111,12 +106,10 @@ fn kind(rule: &Rule) -> &'static str {
             NoEffect::DecaySteps => "NoEffect::DecaySteps",
             NoEffect::NeverEvaluated => "NoEffect::NeverEvaluated",
             NoEffect::NothingGathered => "NoEffect::NothingGathered",
+            NoEffect::NothingDispatched => "NoEffect::NothingDispatched",
         },
         Rule::NotYet { what } => match what {
             NotYet::Axis => "NotYet::Axis",
-            NotYet::DistributedOptimizer => "NotYet::DistributedOptimizer",
-            NotYet::OverlappedReduction => "NotYet::OverlappedReduction",
-            NotYet::Buckets => "NotYet::Buckets",
             NotYet::Bf16 => "NotYet::Bf16",
         },
     }
