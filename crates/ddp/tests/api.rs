@@ -22,3 +22,5 @@ mod reduction;
 mod scaling;
 #[path = "api/support.rs"]
 mod support;
+#[path = "api/verified.rs"]
+mod verified;

@@ -410,6 +410,11 @@ impl Stream {
         Ok(Download::new(self.device(), view.label(), slot, self.inner().mark()))
     }
 
+    /// A trace is being recorded: whatever [`Stream::note`] needs may be made.
+    pub fn is_traced(&self) -> bool {
+        self.inner().device.machine.tracer.is_on()
+    }
+
     /// Says in the trace what the host is doing at this point of the stream. Costs one load when there is none; then
     /// `note` is not made.
     pub fn note(&self, note: impl FnOnce() -> Note) {

@@ -14,31 +14,34 @@ mod cells; //    who has touched which memory last
 mod checks; //   what is checked while a program runs
 mod clock; //    vector clocks
 
+pub mod file; //    traces as text
 mod finding; //  what there is to say
 mod hashing; //  a fast map
 mod joint; //    calls of joint operations, matched over ranks
 mod locks; //    what never ends, and what might lock up
 
+mod mutation; // synchronisations taken away one by one
 mod notes; //    what hosts said
 mod order; //    runs a program
 
+mod picture; //  findings drawn
 mod place; //    names for places in a trace
 mod program; //  a trace as a program
 mod shape; //    a graph as chains
-
+mod shrink; //   a smallest failing case
 
 use std::fmt;
 
 use device::Trace;
 
+use self::{checks::Checks, notes::Ledger, order::Run, place::Places, program::Program};
 pub use self::{
     finding::{Blocking, Finding, Hazard, Member, Race, Stale, StaleReason},
-
-
+    mutation::{Mutant, Noticed, Score, mutate},
+    picture::Picture,
     place::{Place, When},
-
+    shrink::{Shrunk, shrink},
 };
-use self::{checks::Checks, notes::Ledger, order::Run, place::Places, program::Program};
 
 /// How much of a program a trace holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -136,7 +139,7 @@ pub fn verify(trace: &Trace, options: &VerifyOptions) -> Report {
     let mut findings = locks::of(&run, &places, options);
     let operations = run.visitor.operations();
     let (races, stale, repeats) = run.visitor.take();
-    findings.extend(races.into_iter().map(|race| checks::explain(race, &run, &places)));
+    findings.extend(checks::explain(races, &program, &places));
     findings.extend(stale.into_iter().map(|found| found.told(&places)));
     findings.extend(ledger.findings);
     let kept = findings.len().min(options.limit);

@@ -1,5 +1,7 @@
 //! Who has touched which memory last.
 
+use std::ops::Range;
+
 use device::{Mode, Region, TraceAccess};
 
 use super::{
@@ -106,7 +108,7 @@ impl Cells {
 
     /// Who has written the bytes of a cell last, part by part; `None` where nobody has. Strided regions count from
     /// their first byte to their last.
-    pub(super) fn writers(&self, cell: u32) -> Vec<(std::ops::Range<usize>, Option<Toucher>)> {
+    pub(super) fn writers(&self, cell: u32) -> Vec<(Range<usize>, Option<Toucher>)> {
         let own = &self.cells[cell as usize];
         debug_assert!(own.neighbours.iter().all(|&c| self.cells[c as usize].allocation == own.allocation));
         let mut writes: Vec<(Region, Toucher)> = own
@@ -115,7 +117,9 @@ impl Cells {
             .filter_map(|&c| Some((self.cells[c as usize].region, self.cells[c as usize].writer?)))
             .collect();
         writes.sort_unstable_by_key(|(_, writer)| std::cmp::Reverse(writer.order));
-        let (mut left, mut found) = (vec![own.region.start..own.region.end()], Vec::new());
+        let whole: Range<usize> = own.region.start..own.region.end();
+        let mut left = vec![whole];
+        let mut found = Vec::new();
         for (region, writer) in writes {
             let mut rest = Vec::new();
             for gap in left {

@@ -12,7 +12,7 @@ use super::{
     clock::Point,
     finding::{Finding, Race, Stale, StaleReason},
     notes::{Expected, overlap},
-    order::{Run, Step, Visitor},
+    order::{PassedDropped, Run, Step, Visitor},
     place::{OpAt, Places, accesses, shared},
     program::Program,
 };
@@ -30,10 +30,9 @@ pub(super) struct Checks<'p, 't> {
     repeats: u64,
 }
 
-/// A race, and what its second access is ordered behind.
+/// A race.
 pub(super) struct FoundRace {
     clash: Clash,
-    behind: Point,
 }
 
 pub(super) struct FoundStale {
@@ -68,7 +67,7 @@ impl<'p, 't> Checks<'p, 't> {
     }
 
     /// Kept once for each pair of operations at places in the model.
-    fn clash(&mut self, clash: Clash, behind: &Point) {
+    fn clash(&mut self, clash: Clash) {
         let trace = self.program.trace;
         let of = |toucher: &Toucher| {
             let event = &trace.events[toucher.event as usize];
@@ -77,7 +76,7 @@ impl<'p, 't> Checks<'p, 't> {
         };
         let ((a, at_a, buffer), (b, at_b, _)) = (of(&clash.first), of(&clash.second));
         if self.races.len() < self.limit && self.told.insert([a, at_a, b, at_b, buffer]) {
-            self.races.push(FoundRace { clash, behind: behind.clone() });
+            self.races.push(FoundRace { clash });
         } else {
             self.repeats += 1;
         }
@@ -96,7 +95,7 @@ impl Visitor for Checks<'_, '_> {
             let by = Toucher { epoch: step.point.at, event: step.event, node: step.node, order, access };
             self.cells.touch(cell, declared.mode, by, step.point, |clash| clashes.push(clash));
         }
-        clashes.into_iter().for_each(|clash| self.clash(clash, step.point));
+        clashes.into_iter().for_each(|clash| self.clash(clash));
     }
 
     fn read(&mut self, step: Step<'_>) {
@@ -143,28 +142,67 @@ impl FoundStale {
     }
 }
 
-/// A race with both operations named, and the waits whose absence made it.
-pub(super) fn explain<V: Visitor>(found: FoundRace, run: &Run<'_, '_, V>, places: &Places<'_>) -> Finding {
-    let Clash { first, second } = found.clash;
-    let declared = |toucher: &Toucher| -> &TraceAccess {
-        &accesses(&places.trace.events[toucher.event as usize], toucher.node)[toucher.access as usize]
+/// What some operations are ordered behind: a second look, taken only when there are races.
+pub(super) struct Behind {
+    wanted: HashSet<OpAt>,
+    points: HashMap<OpAt, Point>,
+}
+
+impl Behind {
+    pub(super) fn of(races: &[FoundRace]) -> Behind {
+        let ends = races.iter().flat_map(|race| [race.clash.first, race.clash.second]);
+        Behind { wanted: ends.map(|end| OpAt { event: end.event, node: end.node }).collect(), points: HashMap::new() }
+    }
+}
+
+impl Visitor for Behind {
+    fn touch(&mut self, step: Step<'_>) {
+        let at = OpAt { event: step.event, node: step.node };
+        if self.wanted.contains(&at) {
+            self.points.insert(at, step.point.clone());
+        }
+    }
+
+    fn read(&mut self, _: Step<'_>) {}
+}
+
+/// Races with both operations named, in the order of submission, and the waits whose absence made them. Those that
+/// have such waits come first.
+pub(super) fn explain(races: Vec<FoundRace>, program: &Program<'_>, places: &Places<'_>) -> Vec<Finding> {
+    if races.is_empty() {
+        return Vec::new();
+    }
+    let mut run = Run::new(program, Behind::of(&races));
+    run.run();
+    let mut told: Vec<Race> = races.iter().map(|race| explain_one(race, &run, places)).collect();
+    told.sort_by_key(|race| race.dropped.is_empty());
+    told.into_iter().map(|race| Finding::Race(Box::new(race))).collect()
+}
+
+fn explain_one(race: &FoundRace, run: &Run<'_, '_, Behind>, places: &Places<'_>) -> Race {
+    let mut ends = [race.clash.first, race.clash.second];
+    ends.sort_by_key(|end| (end.event, end.node));
+    let at = ends.map(|end| OpAt { event: end.event, node: end.node });
+    let declared = |i: usize| -> &TraceAccess {
+        &accesses(&places.trace.events[ends[i].event as usize], ends[i].node)[ends[i].access as usize]
     };
-    let (a, b) = (declared(&first), declared(&second));
-    let would_order = |passed: &&super::order::PassedDropped| {
-        let on = run.program.dropped[passed.number as usize].on;
-        let reached = on.and_then(|on| run.reached(on));
-        found.behind.is_behind(passed.at) && reached.is_some_and(|point| point.is_behind(first.epoch))
+    let (a, b) = (declared(0), declared(1));
+    // A dropped wait would have ordered the two if it lies before one of them, and what it was bound to behind the other.
+    let orders = |passed: &PassedDropped, before: usize, behind: usize| {
+        let on = run.program.dropped[passed.number as usize].on.and_then(|on| run.reached(on));
+        let waits = run.visitor.points.get(&at[behind]).is_some_and(|point| point.is_behind(passed.at));
+        waits && on.is_some_and(|on| on.is_behind(ends[before].epoch))
     };
     let mut dropped: Vec<Label> = Vec::new();
-    for passed in run.passed.iter().filter(would_order) {
+    for passed in run.passed.iter().filter(|passed| orders(passed, 0, 1) || orders(passed, 1, 0)) {
         let why = &run.program.dropped[passed.number as usize].why;
         if !dropped.contains(why) {
             dropped.push(why.clone());
         }
     }
-    let [first, second] = [first, second].map(|at| places.op(OpAt { event: at.event, node: at.node }));
+    let [first, second] = at.map(|at| places.op(at));
     let modes: [Mode; 2] = [a.mode, b.mode];
     let bytes = shared(a.region, b.region);
     let (buffer, memory, allocation) = (a.label.clone(), a.kind, a.allocation);
-    Finding::Race(Box::new(Race { first, second, modes, buffer, memory, allocation, bytes, dropped }))
+    Race { first, second, modes, buffer, memory, allocation, bytes, dropped }
 }

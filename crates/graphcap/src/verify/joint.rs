@@ -61,10 +61,13 @@ impl Calls {
         };
         let last = self.last.entry((rank, number)).or_insert((0, seq.0));
         // The calls of one launch share a position.
-        if seq.0 < last.1 || (seq.0 == last.1 && self.by_key.get(&(number, last.0, seq.0, seq.1)).is_some_and(|call| {
-            let call = &self.all[*call as usize];
-            place(&call.members, rank).is_some_and(|member| call.callers[member].is_some())
-        })) {
+        if seq.0 < last.1
+            || (seq.0 == last.1
+                && self.by_key.get(&(number, last.0, seq.0, seq.1)).is_some_and(|call| {
+                    let call = &self.all[*call as usize];
+                    place(&call.members, rank).is_some_and(|member| call.callers[member].is_some())
+                }))
+        {
             last.0 += 1;
         }
         last.1 = seq.0;
@@ -148,7 +151,8 @@ mod tests {
     fn a_group_whose_name_is_given_anew_is_another_group() {
         let mut calls = Calls::default();
         let members: Arc<[u32]> = vec![3, 1].into();
-        let mut add = |rank, seq, event| calls.add(rank, &"g".into(), &members, (seq, None), Caller { event, node: None });
+        let mut add =
+            |rank, seq, event| calls.add(rank, &"g".into(), &members, (seq, None), Caller { event, node: None });
         let first = [add(1, 0, 0), add(3, 0, 1)];
         let again = [add(3, 0, 2), add(1, 0, 3)];
         assert_eq!(first[0], first[1]);

@@ -79,7 +79,10 @@ fn circle<V: Visitor>(run: &Run<'_, '_, V>, blocked: &[(Task, u32, Blocked)], pl
             Blocked::Host(waits) => {
                 let host = program.streams[task.stream as usize].host as usize;
                 let points = program.hosts[host].iter().take(*waits as usize).flatten();
-                points.filter(|point| run.reached(**point).is_none()).filter_map(|p| homes.point.get(p).copied()).collect()
+                points
+                    .filter(|point| run.reached(**point).is_none())
+                    .filter_map(|p| homes.point.get(p).copied())
+                    .collect()
             }
             Blocked::Call(call) => homes.call.get(call).cloned().unwrap_or_default(),
         };

@@ -99,7 +99,8 @@ impl Ledger {
                 let done = publisher.issued.map(|(epoch, _)| epoch);
                 let claimed = issued < written;
                 if claimed || newest.is_some_and(|newest| done.is_none_or(|done| done < newest)) {
-                    let (written, issued) = if claimed { (*written, *issued) } else { (newest.unwrap_or(0), done.unwrap_or(0)) };
+                    let (written, issued) =
+                        if claimed { (*written, *issued) } else { (newest.unwrap_or(0), done.unwrap_or(0)) };
                     let reason = StaleReason::NotIssued { written, issued };
                     let stale = Stale { param: param.clone(), publisher: name.clone(), read: places.note(at), reason };
                     self.findings.push(Finding::Stale(stale));
@@ -146,7 +147,11 @@ impl Ledger {
             for gate in bound.iter().filter(|gate| gate.on.is_none()) {
                 if let Some(TraceNodeKind::Wait { why, event }) = graph.nodes.get(gate.node as usize).map(|n| &n.what) {
                     let (why, event) = (why.clone(), event.clone());
-                    self.findings.push(Finding::ForeignWait { why, event, at: places.op(OpAt { event: at, node: Some(gate.node) }) });
+                    self.findings.push(Finding::ForeignWait {
+                        why,
+                        event,
+                        at: places.op(OpAt { event: at, node: Some(gate.node) }),
+                    });
                 }
             }
             let scope = scopes.get(&(*rank, graph.id)).map_or("", |scope| scope.as_str());

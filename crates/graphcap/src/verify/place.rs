@@ -174,7 +174,8 @@ pub(super) fn named(event: &TraceEvent, node: Option<u32>) -> (Label, Label) {
     match event {
         TraceEvent::Op { name, site, .. } => (name.clone(), site.clone()),
         TraceEvent::Joint { what, site, .. } => (verb(what), site.clone()),
-        TraceEvent::Launch { graph, .. } => match node.and_then(|node| graph.nodes.get(node as usize)).map(|n| &n.what) {
+        TraceEvent::Launch { graph, .. } => match node.and_then(|node| graph.nodes.get(node as usize)).map(|n| &n.what)
+        {
             Some(TraceNodeKind::Op { name, site, .. }) => (name.clone(), site.clone()),
             Some(TraceNodeKind::Joint { what, site, .. }) => (verb(what), site.clone()),
             Some(TraceNodeKind::Wait { why, event }) => (format!("wait {why}").into(), event.clone()),
@@ -199,7 +200,8 @@ fn verb(what: &Label) -> Label {
 pub(super) fn accesses(event: &TraceEvent, node: Option<u32>) -> &[TraceAccess] {
     match event {
         TraceEvent::Op { accesses, .. } | TraceEvent::Joint { accesses, .. } => accesses,
-        TraceEvent::Launch { graph, .. } => match node.and_then(|node| graph.nodes.get(node as usize)).map(|n| &n.what) {
+        TraceEvent::Launch { graph, .. } => match node.and_then(|node| graph.nodes.get(node as usize)).map(|n| &n.what)
+        {
             Some(TraceNodeKind::Op { accesses, .. } | TraceNodeKind::Joint { accesses, .. }) => accesses,
             _ => &[],
         },

@@ -6,7 +6,7 @@ use device::{Label, Note, Position, Trace, TraceEvent, TraceGraph, TraceNodeKind
 
 use super::{
     hashing::FastMap,
-    joint::{Calls, Caller},
+    joint::{Caller, Calls},
     shape::Shape,
 };
 
@@ -252,7 +252,8 @@ impl<'t> Builder<'t> {
         let chains = self.program.shapes[shape as usize].chains;
         let mut gates = FastMap::default();
         for gate in bound.iter().filter(|gate| gate.outcome == WaitOutcome::Enforced) {
-            let is_wait = matches!(graph.nodes.get(gate.node as usize).map(|n| &n.what), Some(TraceNodeKind::Wait { .. }));
+            let is_wait =
+                matches!(graph.nodes.get(gate.node as usize).map(|n| &n.what), Some(TraceNodeKind::Wait { .. }));
             if let (true, Some(on)) = (is_wait, gate.on) {
                 gates.insert(gate.node, Gate::Wait(self.point(*rank, on)));
             }
@@ -278,8 +279,7 @@ impl<'t> Builder<'t> {
                 *points - 1
             })
         });
-        let mut launched =
-            Launched { graph, shape, gates, after, points: FastMap::default(), dropped: Vec::new() };
+        let mut launched = Launched { graph, shape, gates, after, points: FastMap::default(), dropped: Vec::new() };
         for (node, why, on) in inner_dropped(graph) {
             let on = Some(*launched.points.entry(on).or_insert_with(|| {
                 self.program.points += 1;

@@ -18,8 +18,13 @@ pub(super) struct Shape {
 impl Shape {
     pub(super) fn new(graph: &TraceGraph) -> Shape {
         let count = graph.nodes.len();
-        let mut shape =
-            Shape { chain: vec![0; count], after: vec![vec![]; count], behind: vec![0; count], last: vec![], chains: 0 };
+        let mut shape = Shape {
+            chain: vec![0; count],
+            after: vec![vec![]; count],
+            behind: vec![0; count],
+            last: vec![],
+            chains: 0,
+        };
         // By chain: its last node so far.
         let mut tails: Vec<usize> = Vec::new();
         for (i, node) in graph.nodes.iter().enumerate() {

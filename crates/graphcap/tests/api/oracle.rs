@@ -213,7 +213,7 @@ impl Oracle {
 }
 
 /// One thing that the host does; numbers are reduced to what there is.
-type Act = (u8, u8, u8, u8, u8);
+pub(crate) type Act = (u8, u8, u8, u8, u8);
 
 fn touched(rank: u32, number: u32, bits: u8) -> TraceAccess {
     let mode = [Mode::Read, Mode::Read, Mode::Write, Mode::Update][(bits & 3) as usize];
@@ -259,7 +259,7 @@ fn graph(rank: u32, id: u64, acts: &[Act], launch: usize) -> TraceGraph {
     TraceGraph { id, name: format!("g{id}").into(), nodes }
 }
 
-fn played(acts: &[Act]) -> Trace {
+pub(crate) fn played(acts: &[Act]) -> Trace {
     let mut script = Script::default();
     let members = [1, 0];
     for rank in 0..RANKS {
@@ -293,7 +293,12 @@ fn played(acts: &[Act]) -> Trace {
                     (0..RANKS).map(|rank| Arc::new(graph(rank, id, nodes, at))).collect();
                 for round in 0..=u32::from(d % 2) {
                     for rank in 0..RANKS {
-                        script.launch(rank, (stream + round * u32::from(c)) % STREAMS, &graphs[rank as usize], &members);
+                        script.launch(
+                            rank,
+                            (stream + round * u32::from(c)) % STREAMS,
+                            &graphs[rank as usize],
+                            &members,
+                        );
                     }
                 }
             }

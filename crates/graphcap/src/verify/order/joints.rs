@@ -95,7 +95,9 @@ fn ends(came: &[Option<(Task, Point)>], what: &str) -> Vec<Rc<Vec<u32>>> {
     let mut ends: Vec<Rc<Vec<u32>>> = (0..came.len()).map(own).collect();
     for flow in Flow::of(what, came.len()) {
         let mut data: Option<Vec<u32>> = None;
-        for (_, point) in came.iter().zip(&flow.sources).filter(|(_, is_source)| **is_source).filter_map(|(c, _)| c.as_ref()) {
+        for (_, point) in
+            came.iter().zip(&flow.sources).filter(|(_, is_source)| **is_source).filter_map(|(c, _)| c.as_ref())
+        {
             absorb(data.get_or_insert_with(|| vec![0; point.seen.len()]), point);
         }
         let Some(data) = data.map(Rc::new) else { continue };

@@ -131,8 +131,13 @@ impl<V: Visitor> Run<'_, '_, V> {
                         point.at.tick = point.at.tick.max(point.seen[point.at.chain as usize]);
                     }
                     // The node gets a place of its own when it runs; until then this stands for what it is behind.
-                    None => *point = Some(behind_only(&ended, program.shapes[launched.shape as usize].chain[next as usize]
-                        + program.streams[stream as usize].first_chain)),
+                    None => {
+                        *point = Some(behind_only(
+                            &ended,
+                            program.shapes[launched.shape as usize].chain[next as usize]
+                                + program.streams[stream as usize].first_chain,
+                        ))
+                    }
                 }
                 if running.behind[next as usize] == 0 {
                     todo.push(next);
@@ -148,8 +153,8 @@ impl<V: Visitor> Run<'_, '_, V> {
         let program = self.program;
         let running = self.streams[stream as usize].running.as_mut().expect("BUG: it runs");
         let launched = &program.launches[running.launch as usize];
-        let chain = program.streams[stream as usize].first_chain
-            + program.shapes[launched.shape as usize].chain[node as usize];
+        let chain =
+            program.streams[stream as usize].first_chain + program.shapes[launched.shape as usize].chain[node as usize];
         let base = &running.base;
         let own = || Point { at: Epoch { chain, tick: base.seen[chain as usize] }, seen: base.seen.clone() };
         let mut point = running.points[node as usize].get_or_insert_with(own).clone();
