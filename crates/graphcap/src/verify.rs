@@ -27,6 +27,7 @@ mod order; //    runs a program
 mod picture; //  findings drawn
 mod place; //    names for places in a trace
 mod program; //  a trace as a program
+mod seeds; //    many orders of a program
 mod shape; //    a graph as chains
 mod shrink; //   a smallest failing case
 
@@ -40,6 +41,7 @@ pub use self::{
     mutation::{Mutant, Noticed, Score, mutate},
     picture::Picture,
     place::{Place, When},
+    seeds::{OtherResult, other_result},
     shrink::{Shrunk, shrink},
 };
 

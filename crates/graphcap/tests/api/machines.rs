@@ -6,7 +6,7 @@ use device::{
     Access, DType, Device, Event, Exchange, Fresh, Label, Machine, MemoryKind, Op, Options, Reduce, Stream, Trace,
     View, Why, explore,
 };
-use graphcap::verify::{CallOrder, Finding, Noticed, VerifyOptions, mutate, verify};
+use graphcap::verify::{CallOrder, Finding, Noticed, VerifyOptions, mutate, other_result, verify};
 use proptest::prelude::*;
 
 const BUFFERS: usize = 3;
@@ -173,4 +173,28 @@ fn every_synchronisation_taken_away_is_noticed_or_covered_by_another() {
     // One that covers nothing is no excuse.
     let wrong = mutate(run, &[("test.again".into(), "test.nothing".into())], &VerifyOptions::default()).unwrap();
     assert_eq!(wrong.noticed(), 1);
+}
+
+#[test]
+fn a_seed_that_gives_another_result_is_told_with_the_command_that_runs_it_again() {
+    let program = |machine: &Machine| -> Result<i32, device::Error> {
+        let device = machine.device(0)?;
+        let sum = device.alloc("sum", &[1], DType::I32, MemoryKind::Other)?;
+        let streams = [device.stream("a")?, device.stream("b")?];
+        streams[0].upload(&sum, vec![1])?;
+        streams[0].synchronize()?;
+        for (salt, stream) in (1..).zip(&streams) {
+            stream.launch(step("step", salt, &sum, &sum))?;
+        }
+        device.synchronize()?;
+        Ok(streams[0].download::<i32>(&sum)?.wait()?[0])
+    };
+    let replay = |seed: u64| format!("trainer verify --seed {seed}");
+    let found = other_result(5..100, &fresh(), program, replay).unwrap().unwrap();
+    let (_, want) = found.first;
+    let (seed, got) = found.other;
+    assert_eq!((program(&Machine::sim(5)).unwrap(), program(&Machine::sim(seed)).unwrap()), (want, got));
+    assert!(found.to_string().ends_with(&format!("trainer verify --seed {seed}")), "{found}");
+    let alone = |machine: &Machine| Ok::<_, device::Error>(machine.driver());
+    assert_eq!(other_result(0..3, &fresh(), alone, replay).unwrap(), None);
 }

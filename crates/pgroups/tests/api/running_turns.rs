@@ -6,7 +6,8 @@ use std::sync::{
 };
 
 use device::{
-    Access, DType, Device, Event, Machine, MemoryKind, Note, Op, Stream, Trace, TraceEvent, View, WaitOutcome, ops::Accumulate,
+    Access, DType, Device, Event, Machine, MemoryKind, Note, Op, Stream, Trace, TraceEvent, View, WaitOutcome,
+    ops::Accumulate,
 };
 use pgroups::{After, Epochs, GradOut, Keep, Landed, Param, Pass, PgError, Publish, Recorder, Turn, Weights, Whole};
 
