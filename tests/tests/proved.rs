@@ -23,6 +23,9 @@ eval_interval = 2
 path = "src/**/*.rs"
 "#;
 
+/// Several buckets, each rank stepping its part of each.
+const SHARDED: [&str; 2] = ["optimizer.distributed=true", "ddp.bucket_size=4096"];
+
 fn config(overrides: &[&str]) -> Config {
     Config::parse(CONFIG, Path::new("proved"), Path::new(env!("CARGO_MANIFEST_DIR")), overrides).unwrap()
 }
@@ -33,16 +36,18 @@ fn traced(machine: &Machine, overrides: &[&str]) -> Result<Trace, TrainError> {
 
 #[test]
 fn three_steps_of_training_are_free_of_races_on_every_driver() {
-    for machine in [Machine::dry(), Machine::sim(3), Machine::cpu(2).unwrap()] {
-        let report = verify(&traced(&machine, &[]).unwrap(), &VerifyOptions::default());
-        assert!(report.is_clean(), "on {}: {report}", machine.driver());
-        assert!(report.operations() > 500, "{report}");
+    for overrides in [&[][..], &SHARDED] {
+        for machine in [Machine::dry(), Machine::sim(3), Machine::cpu(2).unwrap()] {
+            let report = verify(&traced(&machine, overrides).unwrap(), &VerifyOptions::default());
+            assert!(report.is_clean(), "{overrides:?} on {}: {report}", machine.driver());
+            assert!(report.operations() > 500, "{report}");
+        }
     }
 }
 
 #[test]
 fn training_on_sixty_four_ranks_is_free_of_races() {
-    let overrides = ["layout.dp=64", "train.global_batch=128", "train.micro_batch=1"];
+    let overrides = ["optimizer.distributed=true", "layout.dp=64", "train.global_batch=128", "train.micro_batch=1"];
     let report = verify(&traced(&Machine::dry(), &overrides).unwrap(), &VerifyOptions::default());
     assert!(report.is_clean(), "{report}");
     assert!(report.operations() > 20_000, "{report}");
@@ -63,7 +68,7 @@ fn training_without_a_wait_that_orders_its_streams_is_objected_to_by_name() {
     let run = |whys: &[Label]| {
         let machine = Machine::dry();
         whys.iter().for_each(|why| machine.drop_waits(why.clone()));
-        traced(&machine, &[])
+        traced(&machine, &SHARDED)
     };
     let score = mutate(run, &[], &VerifyOptions::default()).unwrap();
     assert!(score.whole.is_clean(), "{score}");
@@ -80,7 +85,7 @@ fn a_finding_in_a_training_run_names_step_and_microbatch() {
     let machine = Machine::dry();
     machine.drop_waits("pgroups.read_after_publish");
     let all = VerifyOptions { limit: 1_000, ..VerifyOptions::default() };
-    let report = verify(&traced(&machine, &[]).unwrap(), &all);
+    let report = verify(&traced(&machine, &SHARDED).unwrap(), &all);
     let races = report.findings().iter().filter(|finding| matches!(finding, Finding::Race(_)));
     let texts: Vec<String> = races.map(Finding::to_string).collect();
     let told = |text: &String| {

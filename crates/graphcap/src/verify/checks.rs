@@ -27,6 +27,7 @@ pub(super) struct Checks<'p, 't> {
     races: Vec<FoundRace>,
     told: HashSet<[Label; 5]>,
     stale: Vec<FoundStale>,
+    told_stale: HashSet<Label>,
     repeats: u64,
 }
 
@@ -53,6 +54,7 @@ impl<'p, 't> Checks<'p, 't> {
             races: Vec::new(),
             told: HashSet::new(),
             stale: Vec::new(),
+            told_stale: HashSet::new(),
             repeats: 0,
         }
     }
@@ -101,7 +103,7 @@ impl Visitor for Checks<'_, '_> {
     fn read(&mut self, step: Step<'_>) {
         let Some(expected) = self.reads.get(&step.event) else { return };
         let (Some(written), Some(issued)) = (&expected.written, expected.issued) else { return };
-        let TraceEvent::Note { note: Note::Read { regions, .. }, .. } = &self.program.trace.events[step.event as usize]
+        let TraceEvent::Note { note: Note::Read { param, regions, .. }, .. } = &self.program.trace.events[step.event as usize]
         else {
             return;
         };
@@ -119,7 +121,7 @@ impl Visitor for Checks<'_, '_> {
                     continue;
                 }
                 let writer = writer.map(|writer| OpAt { event: writer.event, node: writer.node });
-                if self.stale.len() < self.limit {
+                if self.stale.len() < self.limit && self.told_stale.insert(param.clone()) {
                     self.stale.push(FoundStale { note: step.event, epoch: written.epoch, bytes, writer });
                 } else {
                     self.repeats += 1;
