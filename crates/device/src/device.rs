@@ -12,7 +12,7 @@ use crate::{
     Allocation, DType, Departure, Error, Event, Machine, MemoryKind, Note, Op, OpRef, Position, Shape, Stream,
     TraceEvent, View,
     cpu::{Claims, Storage},
-    engine::Waited,
+    engine::{Awaited, Waited},
     event::EventInner,
     machine::MachineInner,
     stream::{Mark, StreamInner},
@@ -128,19 +128,19 @@ impl DeviceInner {
     }
 
     /// `on` is where `mark` is, for traces.
-    pub(crate) fn wait(&self, mark: &Arc<Mark>, what: &str, on: Position) -> Result<(), Error> {
+    pub(crate) fn wait(&self, mark: &Arc<Mark>, what: Awaited<'_>, on: Position) -> Result<(), Error> {
         let machine = &self.machine;
         match machine.engine.wait_host(self, mark, what) {
             // Now, and not before: what other threads of this rank submit meanwhile is behind nothing.
             Waited::Done => machine.tracer.add(self.rank, || TraceEvent::HostWait {
                 rank: self.rank,
-                what: what.to_owned().into(),
+                what: what.name().to_owned().into(),
                 on,
             }),
             Waited::NothingMoved => {
                 let after = machine.options.timeout;
                 let pending = machine.pending();
-                let error = Error::Timeout { rank: self.rank, stream: what.to_owned(), after, pending };
+                let error = Error::Timeout { rank: self.rank, what: what.to_string(), after, pending };
                 machine.fail(self, error);
             }
         }
@@ -275,7 +275,7 @@ impl Device {
         let live: Vec<_> = live.into_iter().filter(|s| !s.is_dropped()).collect();
         let marks: Vec<_> = live.iter().map(|s| (s.mark(), s)).collect();
         for ((mark, on), stream) in marks {
-            self.inner().wait(&mark, &stream.name, on)?;
+            self.inner().wait(&mark, Awaited::Stream(&stream.name), on)?;
             stream.inbox.sweep();
         }
         self.inner().check()
@@ -286,7 +286,7 @@ impl Device {
         self.inner().check().err()
     }
 
-    pub(crate) fn wait_host(&self, mark: &Arc<Mark>, what: &str, on: Position) -> Result<(), Error> {
+    pub(crate) fn wait_host(&self, mark: &Arc<Mark>, what: Awaited<'_>, on: Position) -> Result<(), Error> {
         self.inner().wait(mark, what, on)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Device, Error, Position, stream::Mark};
+use crate::{Device, Error, Position, engine::Awaited, stream::Mark};
 
 /// The record that a wait binds to.
 #[derive(Clone)]
@@ -60,7 +60,7 @@ impl Event {
             stream: "(host)".into(),
             event: self.name().to_owned(),
         })?;
-        self.0.device.wait_host(&bound.mark, self.name(), bound.position())
+        self.0.device.wait_host(&bound.mark, Awaited::Event(self.name()), bound.position())
     }
 
     pub(crate) fn bound(&self) -> Option<Bound> {

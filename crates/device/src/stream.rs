@@ -7,6 +7,7 @@ use crate::{
     TraceAccess, TraceEvent, View, WaitOutcome, Why,
     device::DeviceInner,
     download::Download,
+    engine::Awaited,
     event::Bound,
     exchange::{Request, check_exchange},
     handoff::{self, Inbox},
@@ -434,7 +435,7 @@ impl Stream {
         let inner = self.inner();
         inner.device.check()?;
         let (mark, on) = inner.mark();
-        let waited = inner.device.wait(&mark, &inner.name, on);
+        let waited = inner.device.wait(&mark, Awaited::Stream(&inner.name), on);
         inner.inbox.sweep();
         waited
     }

@@ -10,6 +10,7 @@ mod normalize; // what a token's gradient is multiplied with
 mod normalize_test;
 #[cfg(test)]
 mod parallel_test;
+mod outputs; // what a run writes at its end, made sure of before
 mod peak; // what products can do here at best
 mod plan; // memory and work, from a dry pass of the same program
 mod rank; // what one rank owns, and one step of it
