@@ -145,7 +145,7 @@ pub fn verify(trace: &Trace, options: &VerifyOptions) -> Report {
     findings.extend(stale.into_iter().map(|found| found.told(&places)));
     findings.extend(ledger.findings);
     let kept = findings.len().min(options.limit);
-    let repeats = repeats + (findings.len() - kept) as u64;
+    let repeats = repeats + ledger.repeats + (findings.len() - kept) as u64;
     findings.truncate(kept);
     Report { findings, repeats, operations, ranks: program.hosts.len() }
 }

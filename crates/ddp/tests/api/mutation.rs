@@ -316,15 +316,18 @@ struct Without {
 pub(crate) enum LeftOut {
     Issue,
     Release,
+    /// Nothing is issued, and what readers ask says that it was.
+    IssueAndEpochs,
 }
 
 impl Publish for Without {
     fn epochs(&self) -> Epochs {
-        self.inner.epochs()
+        let Epochs { written, issued } = self.inner.epochs();
+        Epochs { written, issued: if self.left_out == LeftOut::IssueAndEpochs { written } else { issued } }
     }
 
     fn issue(&self) -> Result<(), PgError> {
-        if self.left_out == LeftOut::Issue { Ok(()) } else { self.inner.issue() }
+        if self.left_out == LeftOut::Release { self.inner.issue() } else { Ok(()) }
     }
 
     fn event(&self) -> &Event {

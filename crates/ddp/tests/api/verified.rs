@@ -3,7 +3,7 @@
 
 use ddp::why;
 use device::{Machine, Trace};
-use graphcap::verify::{Finding, Report, VerifyOptions, verify};
+use graphcap::verify::{Finding, Report, StaleReason, VerifyOptions, verify};
 use pgroups::Turn;
 
 use crate::{
@@ -69,4 +69,14 @@ fn a_finding_names_step_microbatch_and_both_operations() {
     {
         assert!(text.contains(part), "no '{part}' in\n{text}");
     }
+}
+
+#[test]
+fn a_publisher_that_lies_about_its_epochs_is_contradicted_by_the_trace() {
+    let report = checked(Program::Checked, &sim(0), &|one| leave_out(one, LeftOut::IssueAndEpochs));
+    let stale = report.findings().iter().any(|finding| match finding {
+        Finding::Stale(stale) => matches!(stale.reason, StaleReason::NotIssued { written: 2, issued: 1 }),
+        _ => false,
+    });
+    assert!(stale, "{report}");
 }

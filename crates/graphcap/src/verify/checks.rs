@@ -103,7 +103,8 @@ impl Visitor for Checks<'_, '_> {
     fn read(&mut self, step: Step<'_>) {
         let Some(expected) = self.reads.get(&step.event) else { return };
         let (Some(written), Some(issued)) = (&expected.written, expected.issued) else { return };
-        let TraceEvent::Note { note: Note::Read { param, regions, .. }, .. } = &self.program.trace.events[step.event as usize]
+        let TraceEvent::Note { note: Note::Read { param, regions, .. }, .. } =
+            &self.program.trace.events[step.event as usize]
         else {
             return;
         };

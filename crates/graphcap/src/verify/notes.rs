@@ -34,6 +34,10 @@ pub(super) struct Ledger {
     /// By the note's place in the trace.
     pub(super) reads: HashMap<u32, Expected>,
     pub(super) findings: Vec<Finding>,
+    /// Reads like one that was told.
+    pub(super) repeats: u64,
+    /// Publishers and parameters of reads that were told.
+    told: BTreeSet<(Label, Label)>,
 }
 
 #[derive(Default)]
@@ -99,8 +103,14 @@ impl Ledger {
                 let done = publisher.issued.map(|(epoch, _)| epoch);
                 let claimed = issued < written;
                 if claimed || newest.is_some_and(|newest| done.is_none_or(|done| done < newest)) {
-                    let (written, issued) =
-                        if claimed { (*written, *issued) } else { (newest.unwrap_or(0), done.unwrap_or(0)) };
+                    let newest = newest.filter(|_| !claimed).unwrap_or(*written);
+                    // What was published before the trace is at most what the reader claims.
+                    let done = done.filter(|_| !claimed).unwrap_or(*issued);
+                    let (written, issued) = (newest, done.min(newest.saturating_sub(1)));
+                    if !self.told.insert((name.clone(), param.clone())) {
+                        self.repeats += 1;
+                        return;
+                    }
                     let reason = StaleReason::NotIssued { written, issued };
                     let stale = Stale { param: param.clone(), publisher: name.clone(), read: places.note(at), reason };
                     self.findings.push(Finding::Stale(stale));

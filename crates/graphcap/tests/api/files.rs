@@ -31,7 +31,7 @@ fn notes(rank: u32, text: &str) -> Vec<TraceEvent> {
         Note::Reduced { bucket: label(), group: label(), regions: vec![] },
         Note::Scope { graph: 9, scope: label() },
     ];
-    let at = |i: usize| (i % 2 == 0).then_some((i as u32, i as u64));
+    let at = |i: usize| i.is_multiple_of(2).then_some((i as u32, i as u64));
     let told = notes.into_iter().enumerate().map(|(i, note)| TraceEvent::Note { rank, at: at(i), note });
     let name = "n".into();
     told.chain([TraceEvent::Ran { rank, stream: 1, seq: 2, node: Some(0), name, start: 5, end: 6 }]).collect()

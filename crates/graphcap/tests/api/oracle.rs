@@ -1,6 +1,9 @@
 //! Random traces: what the verifier says is what reachability says, counted out over all pairs of operations.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use device::{Mode, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNode, TraceNodeKind, WaitOutcome};
 use graphcap::verify::{CallOrder, Finding, VerifyOptions, verify};
@@ -47,7 +50,10 @@ struct Touching {
 }
 
 /// Where something ends: by rank, stream, position, node.
-type Ends = std::collections::BTreeMap<(u32, u32, u64, Option<u32>), usize>;
+type Ends = BTreeMap<(u32, u32, u64, Option<u32>), usize>;
+
+/// Group, position in its sequence, and position in a launch.
+type Call = (String, u64, Option<u64>);
 
 /// What a trace's waits say, one by one.
 struct Oracle {
@@ -55,14 +61,14 @@ struct Oracle {
     ops: Vec<Touching>,
     ends: Ends,
     /// By rank and stream: the end of the last item.
-    last: std::collections::BTreeMap<(u32, u32), usize>,
+    last: BTreeMap<(u32, u32), usize>,
     /// By rank: the point behind the host's last wait.
-    host: std::collections::BTreeMap<u32, usize>,
+    host: BTreeMap<u32, usize>,
     /// By rank and graph: the end of the last launch.
-    launched: std::collections::BTreeMap<(u32, u64), usize>,
+    launched: BTreeMap<(u32, u64), usize>,
     /// By group, position, position in a launch: member's rank, start and end.
-    calls: std::collections::BTreeMap<(String, u64, Option<u64>), Vec<(u32, usize, usize)>>,
-    asked: std::collections::BTreeMap<(String, u64, Option<u64>), (String, Vec<u32>)>,
+    calls: BTreeMap<Call, Vec<(u32, usize, usize)>>,
+    asked: BTreeMap<Call, (String, Vec<u32>)>,
 }
 
 impl Oracle {
