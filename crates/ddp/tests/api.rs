@@ -4,6 +4,8 @@
 mod accumulation;
 #[path = "api/adam.rs"]
 mod adam;
+#[path = "api/completion.rs"]
+mod completion;
 #[path = "api/decision.rs"]
 mod decision;
 #[path = "api/mutation.rs"]
@@ -22,3 +24,5 @@ mod reduction;
 mod scaling;
 #[path = "api/support.rs"]
 mod support;
+#[path = "api/verified.rs"]
+mod verified;

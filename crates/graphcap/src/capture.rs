@@ -1,13 +1,6 @@
 //! Captures: one at a time on a device, each by a scope that is handed down.
 
-use std::{
-    collections::HashMap,
-    error::Error as StdError,
-    fmt,
-    marker::PhantomData,
-    num::NonZeroUsize,
-    sync::Arc,
-};
+use std::{collections::HashMap, error::Error as StdError, fmt, marker::PhantomData, num::NonZeroUsize, sync::Arc};
 
 use device::{CapturedGraph, Event, GraphUse, Stream, View};
 use pgroups::{HostState, Param, ParamId, Pass, Turn};
@@ -143,7 +136,8 @@ impl GraphSet {
             let mut scope = CaptureScope { graph: name, scope, recording: &mut recording, not_send: PhantomData };
             body(&mut scope)
         };
-        let value = value.map_err(|error| GraphError::Body { graph: name.to_owned(), source: Arc::from(error.into()) })?;
+        let value =
+            value.map_err(|error| GraphError::Body { graph: name.to_owned(), source: Arc::from(error.into()) })?;
         let out = recording.add_out_gates(origin, &self.gates)?;
         open.leave()?;
         let links = Links::new(mode, &recording, &out);

@@ -1,6 +1,8 @@
-//! Graphs that are captured once and replayed only when everything they read is ready.
+//! Graphs that are captured once and replayed only when everything they read is ready, and a verifier that proves
+//! traces free of races.
 //!
 //! Read `scope`, `capture`, `recording`, `links`, `graph`, in this order; then `schedule` and `runners` for pipelines.
+//! [`verify`] stands by itself.
 #![forbid(unsafe_code)]
 
 // Captures.
@@ -16,8 +18,10 @@ mod audit; //     what is left of deleted graphs
 // Pipelines.
 mod schedule; //  what a stage runs in which order, and what of it is captured
 mod runners; //   which captured graph serves which call
+// Proofs.
+pub mod verify; // what a trace proves, and what it lacks
 mod error;
-pub mod why;
+pub mod why; //    every synchronisation, by name
 
 pub use self::{
     audit::Survivor,
@@ -37,3 +41,8 @@ pub use self::{
     },
     scope::{GateMode, Scope},
 };
+
+/// The README's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

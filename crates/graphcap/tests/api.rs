@@ -1,18 +1,18 @@
-//! The crate's API on the host drivers.
+//! The one test binary of this crate.
 
-#[path = "api/runners_groups.rs"]
-mod runners_groups;
-#[path = "api/runners_pool.rs"]
-mod runners_pool;
-#[path = "api/runners_turns.rs"]
-mod runners_turns;
-#[path = "api/schedule_layers.rs"]
-mod schedule_layers;
-#[path = "api/schedule_orders.rs"]
-mod schedule_orders;
-#[path = "api/schedule_rules.rs"]
-mod schedule_rules;
-#[path = "api/schedule_slots.rs"]
-mod schedule_slots;
-#[path = "api/schedule_support.rs"]
-mod schedule_support;
+mod api {
+    mod claims; // each kind of finding, once with and once without the mistake
+    mod files; // traces written and read back
+    mod machines; // programs on simulated machines: verdicts against results
+    mod oracle; // random traces against reachability, counted out
+    mod runners_groups; // which groups share runners
+    mod runners_pool; // which runner serves a call
+    mod runners_turns; // forward and backward in turn
+    mod schedule_layers; // orders by layer
+    mod schedule_orders; // capture orders of pipelines
+    mod schedule_rules; // setups that are refused
+    mod schedule_slots; // memory of inputs
+    mod schedule_support; // pipelines to test with
+    mod shrinking; // smallest failing cases
+    mod traces; // traces made by hand
+}

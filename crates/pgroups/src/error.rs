@@ -65,7 +65,10 @@ pub enum PgError {
         planned: GlobalRank,
     },
     /// Ranks that need different groups, or lay them out differently. No group was made.
-    #[error("rank {rank} builds groups [{ours}], rank {other} builds [{theirs}]: layout and needs are the same on all")]
+    #[error(
+        "ranks {rank} and {other} plan different groups, with the keys [{ours}] and [{theirs}]: give every rank the \
+         same layout and the same needs"
+    )]
     NeedsDiffer {
         /// This rank.
         rank: GlobalRank,

@@ -186,7 +186,7 @@ pub struct LogConfig {
     pub interval: u64,
     /// How progress is shown. Default auto.
     pub progress: ProgressKind,
-    /// Tokens to generate when training has finished; 0: none. Default 200.
+    /// Tokens to generate when training has finished; 0: none, at most 100 000. Default 200.
     pub sample_tokens: usize,
     /// Whether the run folder gets TensorBoard event files, too. Default true.
     pub tensorboard: bool,

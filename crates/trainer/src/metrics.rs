@@ -3,8 +3,8 @@
 use crate::error::TrainError;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::{
-    fs::{self, File},
-    io::Write,
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
@@ -62,10 +62,10 @@ pub struct MetricsFile {
 
 impl MetricsFile {
     /// Makes the folder if need be, and a new `metrics.jsonl` in it. One that is already there belongs to an earlier
-    /// run and is kept, as `metrics.1.jsonl` or the next free number.
+    /// run and is kept, as `metrics.1.jsonl` or the next free number. While a run has it open it is locked.
     ///
     /// # Errors
-    /// [`TrainError::Write`] with the file or folder.
+    /// [`TrainError::FolderInUse`] while another run writes there; [`TrainError::Write`] with the file or folder.
     pub fn create(dir: &Path) -> Result<MetricsFile, TrainError> {
         let cannot = |path: &Path| {
             let path = path.to_owned();
@@ -73,12 +73,17 @@ impl MetricsFile {
         };
         fs::create_dir_all(dir).map_err(cannot(dir))?;
         let path = dir.join("metrics.jsonl");
+        if path.is_dir() {
+            return Err(cannot(&path)(io::ErrorKind::IsADirectory.into()));
+        }
         if path.exists() {
+            lock(&OpenOptions::new().append(true).open(&path).map_err(cannot(&path))?, &path)?;
             let free = (1u64..).map(|n| dir.join(format!("metrics.{n}.jsonl"))).find(|kept| !kept.exists());
             let free = free.expect("BUG: one of 2^64 names is free");
             fs::rename(&path, &free).map_err(cannot(&free))?;
         }
         let file = File::create_new(&path).map_err(cannot(&path))?;
+        lock(&file, &path)?;
         Ok(MetricsFile { path, file })
     }
 
@@ -96,6 +101,17 @@ impl MetricsFile {
     /// Where the lines go.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// Marks a file as in use for as long as it is open.
+fn lock(file: &File, path: &Path) -> Result<(), TrainError> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(TrainError::FolderInUse { path: path.to_owned() }),
+        // Some shared file systems have no locks, and runs there must not fail for it.
+        Err(TryLockError::Error(source)) if source.kind() == io::ErrorKind::Unsupported => Ok(()),
+        Err(TryLockError::Error(source)) => Err(TrainError::Write { path: path.to_owned(), source }),
     }
 }
 
@@ -170,6 +186,32 @@ mod tests {
         let losses = ["metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl"]
             .map(|name| read_metrics(&dir.join(name)).unwrap()[0].loss);
         assert_eq!(losses, [1.0, 2.0, 3.0]);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_another_run_writes_to_is_refused_until_it_ends() {
+        let dir = folder("in-use");
+        let mut first = MetricsFile::create(&dir).unwrap();
+        first.write(&step(1, 4.0)).unwrap();
+        let refused = MetricsFile::create(&dir).unwrap_err();
+        assert!(matches!(&refused, TrainError::FolderInUse { path } if path.ends_with("metrics.jsonl")), "{refused}");
+        assert!(refused.to_string().contains("--run-dir"), "{refused}");
+        first.write(&step(2, 3.0)).unwrap();
+        assert_eq!(read_metrics(first.path()).unwrap().len(), 2, "nothing was moved away");
+        drop(first);
+        MetricsFile::create(&dir).unwrap();
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_folder_in_the_place_of_the_file_is_told_and_left_there() {
+        let dir = folder("is-a-folder");
+        fs::create_dir_all(dir.join("metrics.jsonl")).unwrap();
+        let refused = MetricsFile::create(&dir).unwrap_err();
+        let TrainError::Write { path, source } = &refused else { panic!("{refused}") };
+        assert!(path.ends_with("metrics.jsonl") && source.kind() == io::ErrorKind::IsADirectory, "{source}");
+        assert!(dir.join("metrics.jsonl").is_dir());
         fs::remove_dir_all(dir).unwrap();
     }
 

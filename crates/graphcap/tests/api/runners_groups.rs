@@ -4,7 +4,7 @@ use device::Machine;
 use graphcap::{PipelinePlace, PipelinePlan, PipelineSetup, Sharing};
 use pgroups::{GlobalRank, Group, GroupRank, Key, Layout, LayoutConfig, Needs, PgError, ProcessGroups, Rank, local};
 
-use crate::schedule_support::setup;
+use super::schedule_support::setup;
 
 /// A model's pipelines: lists of ranks, first stage first.
 fn pipelines(rank: &Rank, name: &str, lists: &[&[u32]]) -> Result<Group, PgError> {

@@ -8,7 +8,7 @@ use graphcap::{
     WhyUnfit,
 };
 
-use crate::schedule_support::{plan, settings, setup};
+use super::schedule_support::{plan, settings, setup};
 
 type Plain = Runners<u32, &'static str>;
 

@@ -6,7 +6,7 @@ use graphcap::{
     Direction, ExpertOverlap, LayerOrder, LayerStep, Pairing, PipelineSetup, Schedule, ScheduleError, WeightGrads,
 };
 
-use crate::schedule_support::{from_numbers, plan, settings, setup};
+use super::schedule_support::{from_numbers, plan, settings, setup};
 
 fn together(schedule: &Schedule, layers: &[u32], weight_grads: WeightGrads) -> LayerOrder {
     LayerOrder::new(schedule, layers, Pairing::Together, weight_grads).unwrap()

@@ -8,7 +8,7 @@ use graphcap::{
     ScheduleError, ScheduleViolation, Step,
 };
 
-use crate::schedule_support::{from_numbers, plan, settings, setup};
+use super::schedule_support::{from_numbers, plan, settings, setup};
 
 /// A reference pipeline. By stage: order, warm-up, remaining, whether all is warm-up.
 struct Case {

@@ -10,7 +10,7 @@ use graphcap::{
 use pgroups::GroupRank;
 use proptest::prelude::*;
 
-use crate::schedule_support::{plan, setup};
+use super::schedule_support::{plan, setup};
 
 fn broken(setup: PipelineSetup) -> Vec<ScheduleViolation> {
     let violations = setup.check().unwrap_err();

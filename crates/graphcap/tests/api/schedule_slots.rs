@@ -10,7 +10,7 @@ use graphcap::{
 };
 use proptest::prelude::*;
 
-use crate::schedule_support::{from_numbers, plan, settings, setup};
+use super::schedule_support::{from_numbers, plan, settings, setup};
 
 /// Microbatches, stages, chunks a stage, layers by chunk, stage; entries, slots, slots by entry (empty: not told).
 type Row = (u32, u32, Option<u32>, &'static [u32], u32, usize, usize, &'static [u32]);

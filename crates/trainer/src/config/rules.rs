@@ -15,6 +15,12 @@ use std::path::Path;
 /// Width that heads are given when their number is left open: the usual one, and a multiple of any vector width.
 const HEAD_DIM: u64 = 64;
 
+/// Each costs a pass over `seq_len` tokens, and nobody reads more.
+const MOST_SAMPLE_TOKENS: u32 = 100_000;
+
+/// Tokens of a step: ranks count and add them in 32 bits.
+const MOST_STEP_TOKENS: u64 = i32::MAX as u64;
+
 /// Reads every section and fills in what is left open. What cannot be read is a violation in `reader` and has some
 /// valid value in the result.
 pub(crate) fn read(reader: &mut Reader, base: &Path) -> Config {
@@ -175,7 +181,7 @@ fn read_log(s: &mut Section) -> LogConfig {
     LogConfig {
         interval: s.whole("interval", 1).unwrap_or(10),
         progress: s.choice("progress").unwrap_or(ProgressKind::Auto),
-        sample_tokens: s.size("sample_tokens", 0).unwrap_or(200),
+        sample_tokens: s.up_to("sample_tokens", MOST_SAMPLE_TOKENS).unwrap_or(200),
         tensorboard: s.flag("tensorboard").unwrap_or(true),
     }
 }
@@ -186,6 +192,7 @@ pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
     found.extend(heads_fit(&config.model));
     found.extend(vocab_holds_tokens(config));
     found.extend(batch_divides(config));
+    found.extend(batch_tokens_fit(config));
     found.extend(config.layout.plan().err().iter().flat_map(|error| violations(&config.layout, error)));
     found.extend(eval_has_text(config));
     let OptimizerConfig { lr, min_lr, schedule, decay_steps, distributed, .. } = config.optimizer;
@@ -321,6 +328,22 @@ fn batch_divides(config: &Config) -> Option<Violation> {
         ],
         rule: Rule::BatchMultiple { micro_batch, data_ranks },
         nearest,
+    })
+}
+
+fn batch_tokens_fit(config: &Config) -> Option<Violation> {
+    let (global_batch, seq_len) = (config.train.global_batch, config.model.seq_len as u64);
+    let tokens = u128::from(global_batch) * u128::from(seq_len);
+    let batch = |n: u64| Setting::new("train.global_batch", n);
+    let length = |n: u64| Setting::new("model.seq_len", n);
+    let step = config.train.micro_batch.saturating_mul(config.layout.data_ranks());
+    let fewer = (MOST_STEP_TOKENS / seq_len / step).saturating_mul(step);
+    let shorter = MOST_STEP_TOKENS / global_batch;
+    let nearest = [(fewer > 0).then(|| batch(fewer)), (shorter > 0).then(|| length(shorter))];
+    (tokens > u128::from(MOST_STEP_TOKENS)).then(|| Violation {
+        settings: vec![batch(global_batch), length(seq_len)],
+        rule: Rule::BatchTokens { tokens, most: MOST_STEP_TOKENS },
+        nearest: nearest.into_iter().flatten().collect(),
     })
 }
 

@@ -159,6 +159,15 @@ fn a_value_of_the_wrong_kind_names_the_key_and_what_is_wanted() {
         ("train.steps=1.5", "must be a whole number, not float"),
         ("train.steps=1e3", "nearest valid: train.steps = 1000"),
         ("train.steps=-1", "must be a whole number from 1 to 9223372036854775807\n    nearest valid: train.steps = 1"),
+        (
+            "train.seed=99999999999999999999",
+            "from 0 to 9223372036854775807\n    nearest valid: train.seed = 9223372036854775807",
+        ),
+        ("train.seed=-99999999999999999999", "nearest valid: train.seed = 0"),
+        (
+            "log.sample_tokens=100001",
+            "must be a whole number from 0 to 100000\n    nearest valid: log.sample_tokens = 100000",
+        ),
         ("model.dim=4294967296", "nearest valid: model.dim = 4294967295"),
         ("optimizer.lr=\"fast\"", "must be a number, not string\n    nearest valid: optimizer.lr = 0.0003"),
         ("train.steps=many", "nearest valid: train.steps = 1"),
@@ -232,6 +241,19 @@ fn a_batch_that_ranks_cannot_share_is_told_with_the_nearest_that_they_can() {
     );
     let good = config(&["layout.dp=2", "train.global_batch=12", "train.micro_batch=3"]);
     assert_eq!(good.microbatches(), 2);
+}
+
+#[test]
+fn a_step_of_more_tokens_than_are_counted_is_told_with_a_smaller_batch_and_a_shorter_sequence() {
+    let most = u64::from(i32::MAX.unsigned_abs());
+    let text = only(&["model.seq_len=500000000", "layout.dp=2", "train.micro_batch=2"]);
+    assert!(text.starts_with("train.global_batch = 8, model.seq_len = 500000000"), "{text}");
+    assert!(text.contains(&format!("are 4000000000 tokens in a step: at most {most}")), "{text}");
+    assert!(text.ends_with(&format!("train.global_batch = 4  or  model.seq_len = {}", most / 8)), "{text}");
+    // One sequence for each rank is too much already.
+    let short = only(&["model.seq_len=4294967295"]);
+    assert!(short.ends_with(&format!("nearest valid: model.seq_len = {}", most / 8)), "{short}");
+    config(&[&format!("model.seq_len={}", most / 8)]);
 }
 
 #[test]

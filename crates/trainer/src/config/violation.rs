@@ -164,6 +164,14 @@ pub enum Rule {
         /// Ranks that read distinct data.
         data_ranks: u64,
     },
+    /// More tokens in a step than are counted.
+    #[error("global_batch * seq_len are {tokens} tokens in a step: at most {most} are counted")]
+    BatchTokens {
+        /// Tokens of a step.
+        tokens: u128,
+        /// The most that there can be.
+        most: u64,
+    },
     /// A final learning rate above the peak.
     #[error("min_lr must not be above lr: the schedule goes down to it")]
     MinLrBelowLr,
