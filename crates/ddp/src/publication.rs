@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Weak, atomic::Ordering};
 
-use device::{Event, Stream};
+use device::{Access, Event, Note, Stream, TraceAccess, View};
 use pgroups::{After, Epochs, PgError, Publish, Quiet};
 
 use crate::{
     Buffers, DdpError, Dispatch,
-    core::{Cause, Core, Counts, Publication, Record, StepState},
+    core::{BucketGroup, BucketViews, Cause, Core, Counts, Publication, Record, StepState},
     gates::{Gates, lock},
     why,
 };
@@ -50,6 +50,23 @@ impl Publish for Publisher {
     }
 }
 
+/// What a trace is told.
+impl BucketGroup {
+    /// The last write, of this part of each bucket.
+    fn wrote(&self, part: impl Fn(&BucketViews) -> &View) -> Note {
+        let regions = self.buckets.iter().map(|bucket| TraceAccess::from(&Access::write(part(bucket))));
+        let (publisher, epoch) = (self.gates.published.name().to_owned().into(), self.gates.epochs().written);
+        Note::Written { publisher, epoch, regions: regions.collect() }
+    }
+
+    /// The publication of a write that begins.
+    fn issued(&self, epoch: u64, group: &str) -> Note {
+        let regions = self.buckets.iter().map(|bucket| TraceAccess::from(&Access::write(&bucket.values)));
+        let publisher = self.gates.published.name().to_owned().into();
+        Note::Issued { publisher, epoch, group: group.to_owned().into(), regions: regions.collect() }
+    }
+}
+
 impl Core {
     /// Someone reads a group for the first time since it was written.
     fn first_read(&self, group: usize) -> Result<(), DdpError> {
@@ -89,6 +106,7 @@ impl Core {
         let _span = tracing::debug_span!("ddp.publish_group", group = %this.name, ?cause).entered();
         stream.wait(&this.written, why::GATHER_AFTER_WRITE)?;
         let peers = self.peers(this.class);
+        stream.note(|| this.issued(epochs.written, if peers.sharded { peers.gather.name() } else { "" }));
         if peers.sharded {
             let batch = peers.gather.batch();
             let batch = this.buckets.iter().fold(batch, |batch, b| batch.all_gather(&b.own_values, &b.values));
@@ -138,6 +156,7 @@ impl Core {
         let this = &self.groups[group];
         self.record(Record::Written, stream, &this.written)?;
         this.gates.write();
+        stream.note(|| this.wrote(|bucket| &bucket.own_values));
         match self.config.dispatch {
             Dispatch::Chain | Dispatch::Aligned => Ok(()),
             Dispatch::WithOptimizer | Dispatch::AtStep => {
@@ -157,6 +176,8 @@ impl Core {
         let this = &self.groups[group];
         self.record(Record::Written, stream, &this.written)?;
         this.gates.write();
+        stream.note(|| this.wrote(|bucket| &bucket.values));
+        stream.note(|| this.issued(this.gates.epochs().written, ""));
         if let Some(post) = &self.config.post_gather {
             this.buckets.iter().try_for_each(|bucket| post(stream, &bucket.values))?;
         }

@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Weak};
 
 use device::{
-    DType, Stream, View,
+    Access, DType, Note, Stream, TraceAccess, View,
     ops::{Axpy, Cast, Factor, Fill, Scale},
 };
 use pgroups::{After, Keep, Landed, Param, PgError};
@@ -113,6 +113,7 @@ impl Core {
         }
         state.phase = Phase::Microbatch;
         state.microbatch += 1;
+        stream.note(|| Note::Microbatch(u64::from(state.microbatch)));
         let value = match state.microbatch {
             1 => 0.0,
             2 => 1.0,
@@ -204,6 +205,11 @@ impl Core {
         let _span = tracing::debug_span!("ddp.reduce_group", group = %group.name).entered();
         let (stream, peers) = (&self.reduce, self.peers(group.class));
         group.landed.settle(stream, why::REDUCE_AFTER_LANDED)?;
+        stream.note(|| Note::Reduced {
+            bucket: group.name.clone().into(),
+            group: peers.reduce.name().to_owned().into(),
+            regions: group.buckets.iter().map(|bucket| TraceAccess::from(&Access::update(&bucket.grads))).collect(),
+        });
         if peers.scaling.pre != 1.0 {
             let factor = Factor::Const(peers.scaling.pre as f32);
             for BucketViews { grads, .. } in &group.buckets {

@@ -28,5 +28,7 @@ mod reduction;
 mod scaling;
 #[path = "api/support.rs"]
 mod support;
+#[path = "api/verified.rs"]
+mod verified;
 #[path = "api/zeros.rs"]
 mod zeros;

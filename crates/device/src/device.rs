@@ -9,13 +9,15 @@ use std::{
 };
 
 use crate::{
-    Allocation, DType, Departure, Error, Event, Machine, MemoryKind, Note, Op, OpRef, Position, Shape, Stream,
+    Allocation, DType, Departure, Error, Event, GraphUse, Machine, MemoryKind, Note, OpRef, Position, Shape, Stream,
     TraceEvent, View,
+    capture::Capturing,
     cpu::{Claims, Storage},
     engine::{Awaited, Waited},
-    event::EventInner,
+    graph::GraphCounters,
+    joint::JointRef,
     machine::MachineInner,
-    stream::{Mark, StreamInner},
+    queue::{Mark, OpAt, StreamInner},
 };
 
 /// Streams, events, memory and ids of one rank. Cloning gives another handle of the same device.
@@ -35,6 +37,10 @@ pub(crate) struct DeviceInner {
     allocations: AtomicU32,
     ledger: Mutex<Vec<Weak<Allocation>>>,
     streams: Mutex<Streams>,
+    pub(crate) capturing: Arc<Capturing>,
+    pub(crate) graphs: Arc<GraphCounters>,
+    /// What its memory is known by: ranks are not enough, two machines can have the same.
+    pub(crate) identity: Arc<()>,
 }
 
 #[derive(Default)]
@@ -60,6 +66,17 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 
+impl Owner {
+    /// Tells the trace what the streams that are open are called.
+    pub(crate) fn name_streams(&self) {
+        let streams = lock(&self.0.streams);
+        for stream in streams.live.iter().filter_map(Weak::upgrade) {
+            let note = || Note::Stream { stream: stream.index, name: stream.name.clone().into() };
+            self.0.machine.tracer.note(self.0.rank, None, note);
+        }
+    }
+}
+
 impl DeviceInner {
     pub(crate) fn new(machine: Arc<MachineInner>, rank: u32) -> Self {
         DeviceInner {
@@ -71,6 +88,9 @@ impl DeviceInner {
             allocations: AtomicU32::new(0),
             ledger: Mutex::default(),
             streams: Mutex::default(),
+            capturing: Arc::default(),
+            graphs: Arc::default(),
+            identity: Arc::default(),
         }
     }
 
@@ -107,13 +127,17 @@ impl DeviceInner {
         first
     }
 
-    pub(crate) fn op_ref(&self, op: &Op, stream: u32, seq: u64) -> OpRef {
-        self.op_ref_of(op.name, op.site.as_str(), stream, seq)
+    pub(crate) fn op_ref(&self, op: &OpAt) -> OpRef {
+        self.op_ref_of(op.op().name, op.op().site.as_str(), op.position())
     }
 
-    pub(crate) fn op_ref_of(&self, name: &'static str, site: &str, stream: u32, seq: u64) -> OpRef {
-        let stream = lock(&self.streams).names[stream as usize].clone();
-        OpRef { name, site: site.to_owned(), rank: self.rank, stream, seq }
+    pub(crate) fn joint_ref(&self, joint: &JointRef) -> OpRef {
+        self.op_ref_of(joint.body().name(), joint.body().site.as_str(), joint.position())
+    }
+
+    fn op_ref_of(&self, name: &'static str, site: &str, at: Position) -> OpRef {
+        let stream = lock(&self.streams).names[at.stream as usize].clone();
+        OpRef { name, site: site.to_owned(), rank: self.rank, stream, seq: at.seq, node: at.node }
     }
 
     /// `on` is where `mark` is, for traces.
@@ -173,6 +197,7 @@ impl Device {
         streams.live.retain(|s| s.strong_count() > 0);
         streams.live.push(Arc::downgrade(&inner));
         drop(streams);
+        self.note(|| Note::Stream { stream: index, name: name.to_owned().into() });
         self.inner().machine.engine.open(&inner);
         Ok(Stream::open(inner, self.clone()))
     }
@@ -184,7 +209,7 @@ impl Device {
 
     /// Makes an event, not recorded yet.
     pub fn event(&self, name: &str) -> Event {
-        Event(Arc::new(EventInner { device: self.clone(), name: name.into(), latest: Mutex::new(None) }))
+        Event::new(self.clone(), name)
     }
 
     /// Memory for `shape`, 128-byte aligned, filled as [`Options::fresh`](crate::Options::fresh) says. It is freed
@@ -192,7 +217,8 @@ impl Device {
     ///
     /// # Errors
     /// The sticky error; [`Error::Reshape`] with more than [`Shape::MAX`] dimensions or [`Shape::MAX_NUMEL`]
-    /// elements; [`Error::OutOfMemory`].
+    /// elements; [`Error::OutOfMemory`]; [`Error::AllocationInCapture`] while a stream of the device captures, and all
+    /// its captures are invalid then.
     pub fn alloc(&self, label: &str, shape: &[usize], dtype: DType, kind: MemoryKind) -> Result<View, Error> {
         self.alloc_for(label, shape, dtype, kind, None)
     }
@@ -213,6 +239,12 @@ impl Device {
             to: shape.to_vec(),
         })?;
         let bytes = shape.numel() * dtype.size_bytes();
+        self.inner().capturing.refuse(|graph| Error::AllocationInCapture {
+            rank: self.rank(),
+            label: label.to_owned(),
+            bytes,
+            graph: graph.to_owned(),
+        })?;
         let machine = &self.inner().machine;
         let storage = if machine.engine.computes() {
             let storage = Storage::new(bytes, machine.options.fresh);
@@ -228,7 +260,7 @@ impl Device {
             kind,
             storage,
             only_stream,
-            owner: Arc::downgrade(self.inner()),
+            owner: self.inner().identity.clone(),
         });
         let mut ledger = lock(&self.inner().ledger);
         ledger.retain(|a| a.strong_count() > 0);
@@ -255,18 +287,28 @@ impl Device {
     ///
     /// # Errors
     /// The sticky error: the root cause where there is one. [`Error::Timeout`] or [`Error::Deadlock`], which name
-    /// who is missing.
+    /// who is missing. [`Error::HostWaitInCapture`] while a stream of the device captures, and all its captures are
+    /// invalid then.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.inner().check()?;
+        self.inner().capturing.refuse(|graph| {
+            let (rank, what) = (self.rank(), "all streams".to_owned());
+            Error::HostWaitInCapture { rank, what, graph: graph.to_owned() }
+        })?;
         let live: Vec<Arc<StreamInner>> = lock(&self.inner().streams).live.iter().filter_map(Weak::upgrade).collect();
         // A stream whose last handle is gone has said what it did not run.
         let live: Vec<_> = live.into_iter().filter(|s| !s.is_dropped()).collect();
-        let marks: Vec<_> = live.iter().map(|s| (s.mark(), s)).collect();
+        let marks = live.iter().map(|s| Ok((s.mark(&s.name)?, s))).collect::<Result<Vec<_>, Error>>()?;
         for ((mark, on), stream) in marks {
             self.inner().wait(&mark, Awaited::Stream(&stream.name), on)?;
             stream.inbox.sweep();
         }
         self.inner().check()
+    }
+
+    /// Graphs and executables that somebody could still launch or that run, for an audit of what is left.
+    pub fn graphs(&self) -> GraphUse {
+        self.inner().graphs.read(self.inner().capturing.count())
     }
 
     /// The sticky error, if there is one.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Access, Device, Element, Error, Op, Position, Site, View, engine::Awaited, stream::Mark};
+use crate::{Access, Device, Element, Error, Op, Position, Site, View, engine::Awaited, queue::Mark};
 
 type Slot<T> = Arc<Mutex<Vec<T>>>;
 

@@ -5,9 +5,10 @@ use std::{fmt, sync::Arc};
 use crate::{
     cpu::CpuEngine,
     device::DeviceInner,
+    joint::Arrival,
     machine::MachineInner,
+    queue::{Item, Mark, StreamInner},
     sim::SimEngine,
-    stream::{Item, Mark, StreamInner},
 };
 
 /// How a host's wait ended.
@@ -87,11 +88,11 @@ impl Engine {
         }
     }
 
-    /// The joint operation that `stream` waits in is over.
-    pub(crate) fn resume(&self, stream: &Arc<StreamInner>) {
+    /// The joint operation that `arrival` waits in is over.
+    pub(crate) fn resume(&self, arrival: &Arrival) {
         match self {
-            Engine::Cpu(cpu) => cpu.resume(stream),
-            Engine::Sim(sim) => sim.resume(stream),
+            Engine::Cpu(cpu) => cpu.resume(arrival),
+            Engine::Sim(sim) => sim.resume(arrival),
         }
     }
 

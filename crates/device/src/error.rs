@@ -1,118 +1,10 @@
 //! Everything that can go wrong on a device.
 
-use std::{fmt, ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use thiserror::Error;
 
-use crate::DType;
-
-/// Where an operation ran: what a user needs to find it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OpRef {
-    /// Name of the operation.
-    pub name: &'static str,
-    /// Its place in the model.
-    pub site: String,
-    /// Rank that submitted it.
-    pub rank: u32,
-    /// Stream it was submitted to.
-    pub stream: String,
-    /// Position in that stream, from 0.
-    pub seq: u64,
-}
-
-impl fmt::Display for OpRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{} (rank {}, stream '{}', #{})", self.name, self.site, self.rank, self.stream, self.seq)
-    }
-}
-
-/// How a rank left its groups.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Departure {
-    /// Its program returned while others still waited for it.
-    Returned,
-    /// It was announced with [`Machine::expect`](crate::Machine::expect) and no thread entered for it.
-    NeverEntered,
-    /// Its program panicked.
-    Panicked,
-    /// Its device or its program failed; this is the failure, as text.
-    Failed(String),
-    /// Its stream was dropped with work in it.
-    Dropped,
-}
-
-impl fmt::Display for Departure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Departure::Returned => f.write_str("its program returned"),
-            Departure::NeverEntered => f.write_str("it was announced and its thread never entered"),
-            Departure::Panicked => f.write_str("its program panicked"),
-            Departure::Failed(cause) => write!(f, "it failed: {cause}"),
-            Departure::Dropped => f.write_str("its stream was dropped with work queued"),
-        }
-    }
-}
-
-/// A joint operation that some members have reached and others have not.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PendingJoint {
-    /// Name of the group.
-    pub group: String,
-    /// Position in the group's sequence, from 0.
-    pub seq: u64,
-    /// What the ranks that came ask for.
-    pub what: String,
-    /// Ranks that came.
-    pub arrived: Vec<u32>,
-    /// Ranks that did not.
-    pub missing: Vec<u32>,
-}
-
-impl fmt::Display for PendingJoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} #{} on group '{}': ranks {:?} wait for ranks {:?}",
-            self.what, self.seq, self.group, self.arrived, self.missing
-        )
-    }
-}
-
-/// List of pending joint operations, one per line, for messages.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Pending(pub Vec<PendingJoint>);
-
-impl fmt::Display for Pending {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("no joint operation is pending");
-        }
-        for (i, joint) in self.0.iter().enumerate() {
-            if i > 0 {
-                f.write_str("; ")?;
-            }
-            joint.fmt(f)?;
-        }
-        Ok(())
-    }
-}
-
-/// What each member of a joint operation asked for, for messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked(pub Vec<(u32, String)>);
-
-impl fmt::Display for Asked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, (rank, what)) in self.0.iter().enumerate() {
-            if i > 0 {
-                f.write_str("; ")?;
-            }
-            write!(f, "rank {rank} asks {what}")?;
-        }
-        Ok(())
-    }
-}
+use crate::{Asked, DType, Departure, OpRef, Pending};
 
 /// Everything that can go wrong on a device. Asynchronous failures are sticky: the first one is returned by every
 /// later call on that device.
@@ -423,6 +315,148 @@ pub enum Error {
         owner: String,
         /// The other stream.
         stream: String,
+    },
+    /// A stream captures already.
+    #[error("stream '{stream}' of rank {rank} captures '{graph}' and cannot begin another capture; end that one first")]
+    AlreadyCapturing {
+        /// Rank.
+        rank: u32,
+        /// The stream.
+        stream: String,
+        /// What it captures.
+        graph: String,
+    },
+    /// A call that only a capturing stream takes.
+    #[error("{call} on stream '{stream}' of rank {rank}, which captures nothing; begin a capture first")]
+    NotCapturing {
+        /// Rank.
+        rank: u32,
+        /// The stream.
+        stream: String,
+        /// The call.
+        call: &'static str,
+    },
+    /// A capture ends where it began.
+    #[error("stream '{stream}' of rank {rank} only joined the capture of '{graph}'; end it on stream '{origin}'")]
+    NotOrigin {
+        /// Rank.
+        rank: u32,
+        /// The stream.
+        stream: String,
+        /// What is captured.
+        graph: String,
+        /// Where the capture began.
+        origin: String,
+    },
+    /// Streams have joined a capture, and at its end nothing of it is behind their last work.
+    #[error(
+        "the capture of '{graph}' on rank {rank} ended with streams {streams:?} not joined; record an event at their          end and let stream '{origin}' wait for it"
+    )]
+    Unjoined {
+        /// Rank.
+        rank: u32,
+        /// What was captured.
+        graph: String,
+        /// Where the capture began.
+        origin: String,
+        /// Streams with work that nothing waits for.
+        streams: Vec<String>,
+    },
+    /// A capturing stream was told to wait for something that is no part of the capture.
+    #[error(
+        "stream '{stream}' of rank {rank} captures '{graph}' and cannot wait for event '{event}', which was last          recorded outside it; use wait_external, or record it in the capture"
+    )]
+    ForeignWait {
+        /// Rank.
+        rank: u32,
+        /// Waiting stream.
+        stream: String,
+        /// What it captures.
+        graph: String,
+        /// The event.
+        event: String,
+    },
+    /// Something outside a capture waits for a point inside it.
+    #[error(
+        "stream '{stream}' of rank {rank} cannot wait for event '{event}', which was last recorded inside the capture \
+         of '{graph}' and marks nothing that runs; use record_external there"
+    )]
+    CapturedEvent {
+        /// Rank.
+        rank: u32,
+        /// Waiting stream.
+        stream: String,
+        /// The event.
+        event: String,
+        /// What was captured.
+        graph: String,
+    },
+    /// The host would wait for what only runs after the capture has ended.
+    #[error("rank {rank} would wait on the host for '{what}' while '{graph}' is captured; wait before or after")]
+    HostWaitInCapture {
+        /// Rank.
+        rank: u32,
+        /// What it would wait for.
+        what: String,
+        /// What is captured.
+        graph: String,
+    },
+    /// Memory was asked for while a stream of the device captures.
+    #[error(
+        "'{label}' ({bytes} bytes) was asked for while rank {rank} captures '{graph}'; allocate before the capture"
+    )]
+    AllocationInCapture {
+        /// Rank.
+        rank: u32,
+        /// What the memory is for.
+        label: String,
+        /// Bytes.
+        bytes: usize,
+        /// What is captured.
+        graph: String,
+    },
+    /// A graph was launched on a capturing stream.
+    #[error("graph '{graph}' cannot be launched on stream '{stream}' of rank {rank}, which captures '{capture}'")]
+    LaunchInCapture {
+        /// Rank.
+        rank: u32,
+        /// The stream.
+        stream: String,
+        /// What was to be launched.
+        graph: String,
+        /// What is captured.
+        capture: String,
+    },
+    /// The stream in which a capture began was dropped before the end of the capture.
+    #[error("stream '{stream}' of rank {rank} was dropped while it captured '{graph}'")]
+    CaptureAbandoned {
+        /// Rank.
+        rank: u32,
+        /// Where the capture began.
+        stream: String,
+        /// What was captured.
+        graph: String,
+    },
+    /// A rule of the capture was broken before, so there will be no graph. The streams run again once it has ended.
+    #[error("the capture of '{graph}' on rank {rank} is invalid; end it and capture again")]
+    CaptureInvalid {
+        /// Rank.
+        rank: u32,
+        /// What is captured.
+        graph: String,
+        /// The first broken rule.
+        #[source]
+        source: Box<Error>,
+    },
+    /// An event that no gate of the executable has.
+    #[error("no gate of graph '{graph}' of rank {rank} has event '{event}'; gate_events lists those there are")]
+    NoSuchGate {
+        /// Rank.
+        rank: u32,
+        /// The graph.
+        graph: String,
+        /// The event.
+        event: String,
     },
     /// A machine was asked for with a setting that cannot be.
     #[error("machine setting {setting} is {value}, {rule}")]

@@ -1,7 +1,9 @@
 //! One asynchronous machine with several drivers: streams, events, memory and kernels.
 
 mod arena;
+mod capture;
 mod cpu;
+mod dataflow;
 mod device;
 mod download;
 mod dtype;
@@ -9,19 +11,29 @@ mod engine;
 mod error;
 mod event;
 mod exchange;
+mod executable;
 mod frame;
+mod graph;
 mod handoff;
+mod joint;
 mod label;
+mod launch;
+mod launch_trace;
 mod machine;
 mod meeting;
+#[cfg(test)]
+mod miri_graph_tests;
 #[cfg(test)]
 mod miri_tests;
 mod op;
 pub mod ops;
+mod queue;
 mod region;
+mod report;
 mod shape;
 mod sim;
 mod stream;
+mod stream_capture;
 #[cfg(test)]
 mod testing;
 mod trace;
@@ -33,16 +45,18 @@ pub use self::cpu::{ArgError, Args, Fresh, Rows, RowsMut};
 pub use self::device::{Device, MemoryUse};
 pub use self::download::Download;
 pub use self::dtype::{DType, Element, bf16};
-pub use self::error::{Asked, Departure, Error, OpRef, Pending, PendingJoint};
+pub use self::error::Error;
 pub use self::event::Event;
 pub use self::exchange::{Exchange, Reduce};
 pub use self::frame::Frame;
+pub use self::graph::{CapturedGraph, Executable, GraphUse};
 pub use self::label::Label;
 pub use self::machine::{HostTurn, Machine, Options};
 pub use self::meeting::Meeting;
 pub use self::op::{Access, HostFn, Launch, Mode, Op, OpError, Site};
 pub use self::ops::Kernel;
 pub use self::region::Region;
+pub use self::report::{Asked, Departure, OpRef, Pending, PendingJoint};
 pub use self::shape::Shape;
 pub use self::sim::{Explored, explore};
 pub use self::stream::Stream;

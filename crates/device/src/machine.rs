@@ -14,7 +14,8 @@ use crate::{
     cpu::CpuEngine,
     device::{DeviceInner, Owner},
     engine::Engine,
-    meeting::{Arrival, MeetingInner},
+    joint::Arrival,
+    meeting::MeetingInner,
     sim::{Chooser, SimEngine},
     trace::Tracer,
 };
@@ -50,6 +51,8 @@ pub(crate) struct MachineInner {
     dropped: RwLock<BTreeSet<Label>>,
     devices: Mutex<BTreeMap<u32, Weak<Owner>>>,
     meetings: Mutex<Meetings>,
+    /// What its groups are known by.
+    pub(crate) identity: Arc<()>,
 }
 
 #[derive(Default)]
@@ -113,6 +116,7 @@ impl Machine {
             dropped: RwLock::default(),
             devices: Mutex::default(),
             meetings: Mutex::default(),
+            identity: Arc::default(),
         }))
     }
 
@@ -172,16 +176,19 @@ impl Machine {
             return Ok(Meeting::open(inner, member));
         }
         let gone = members.iter().find_map(|m| meetings.gone.get(m).cloned());
-        let machine = Arc::downgrade(&self.0);
+        let machine = self.0.identity.clone();
         let inner = Arc::new(MeetingInner::new(name.to_owned(), members.to_vec(), machine, gone));
         meetings.open.retain(|_, m| m.strong_count() > 0);
         meetings.open.insert(name.to_owned(), Arc::downgrade(&inner));
         Ok(Meeting::open(inner, member))
     }
 
-    /// Begins to record a trace; what was recorded before is dropped.
+    /// Begins to record a trace; what was recorded before is dropped. It begins with the names of the streams that are
+    /// open.
     pub fn trace_start(&self) {
         self.0.tracer.start();
+        let devices = lock(&self.0.devices).values().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        devices.iter().for_each(|device| device.name_streams());
     }
 
     /// Ends the recording and returns it.
@@ -274,7 +281,7 @@ impl MachineInner {
                     if echo(&arrival, root, &how) {
                         leavers.push(arrival.stream.device.rank);
                     }
-                    self.engine.resume(&arrival.stream);
+                    self.engine.resume(&arrival);
                 }
             }
         }
@@ -289,12 +296,12 @@ impl MachineInner {
 
 /// True when the arrival's device had no error. A rank that left and meets all the same is told that it left.
 fn echo(arrival: &Arrival, root: u32, how: &Departure) -> bool {
-    let (device, body) = (&arrival.stream.device, &arrival.body);
+    let (device, body) = (&arrival.stream.device, arrival.joint.body());
     device.set_error(Error::PeerGone {
         rank: root,
         group: body.meeting.name.to_string(),
         what: body.request.to_string(),
-        seq: body.group_seq,
+        seq: arrival.joint.number(),
         how: how.clone(),
     })
 }

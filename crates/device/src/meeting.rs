@@ -2,54 +2,13 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, Weak},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use crate::{
-    Access, Asked, Departure, PendingJoint, Site,
-    exchange::{Piece, Request, pieces},
-    machine::MachineInner,
-    stream::StreamInner,
+    Asked, Departure, PendingJoint,
+    joint::{Arrival, JointRef},
 };
-
-/// One member's call of a joint operation.
-pub(crate) struct JointBody {
-    pub(crate) meeting: Arc<MeetingInner>,
-    pub(crate) member: usize,
-    /// Position in the group's sequence: this member's calls in the order of submission.
-    pub(crate) group_seq: u64,
-    pub(crate) request: Request,
-    pub(crate) site: Site,
-    pub(crate) accesses: Vec<Access>,
-    /// Index of the stream, and position in it.
-    pub(crate) stream: u32,
-    pub(crate) seq: u64,
-}
-
-impl JointBody {
-    pub(crate) fn name(&self) -> &'static str {
-        self.request.name()
-    }
-}
-
-/// What has to move when all of `arrivals`, in the order of the members, have come and agree.
-pub(crate) fn pieces_of(arrivals: &[Arrival]) -> Vec<Piece> {
-    let request = &arrivals[0].body.request;
-    let part = |i: usize| {
-        let lists: Vec<&[Access]> = arrivals.iter().map(|a| a.body.request.part(i, &a.body.accesses).1).collect();
-        pieces(request.part(i, &arrivals[0].body.accesses).0, &lists)
-    };
-    match request.len() {
-        1 => part(0),
-        len => (0..len).flat_map(part).collect(),
-    }
-}
-
-/// A member that has come, and the stream that waits with it.
-pub(crate) struct Arrival {
-    pub(crate) stream: Arc<StreamInner>,
-    pub(crate) body: Arc<JointBody>,
-}
 
 /// What an arrival leads to.
 pub(crate) enum Met {
@@ -68,8 +27,8 @@ pub(crate) struct MeetingInner {
     pub(crate) name: Arc<str>,
     /// Ranks, in the order of the group.
     pub(crate) members: Arc<[u32]>,
-    /// Ranks are not enough: two machines can have the same.
-    pub(crate) machine: Weak<MachineInner>,
+    /// The machine's identity. Ranks are not enough: two machines can have the same.
+    pub(crate) machine: Arc<()>,
     /// By member: the number of its next call. Shared by all handles of the member, which are counted by it: queues
     /// keep finished calls for a while, and that must not keep a group open.
     next: Vec<Arc<Mutex<u64>>>,
@@ -84,20 +43,50 @@ struct MeetingState {
     gone: Option<(u32, Departure)>,
 }
 
+/// All that happens under one number of the sequence: one joint operation, or those of a launch, in any order.
+#[derive(Default)]
 struct Call {
+    first: Spot,
+    more: Vec<Spot>,
+    /// How many have been taken.
+    taken: usize,
+    /// How many there are, as the member with the most has it.
+    of: usize,
+}
+
+/// Where the members of one joint operation meet.
+#[derive(Default)]
+struct Spot {
+    /// By member; empty until the first comes.
     arrivals: Vec<Option<Arrival>>,
     count: usize,
     /// Handed to whoever executes it; the entry stays until earlier ones are gone.
     taken: bool,
 }
 
+impl Call {
+    fn spot(&mut self, index: usize) -> &mut Spot {
+        if index == 0 {
+            return &mut self.first;
+        }
+        if self.more.len() < index {
+            self.more.resize_with(index, Spot::default);
+        }
+        &mut self.more[index - 1]
+    }
+
+    fn spots(&self) -> impl Iterator<Item = &Spot> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    /// Everybody who stands here.
+    fn into_arrivals(self) -> impl Iterator<Item = Arrival> {
+        std::iter::once(self.first).chain(self.more).flat_map(|spot| spot.arrivals).flatten()
+    }
+}
+
 impl MeetingInner {
-    pub(crate) fn new(
-        name: String,
-        members: Vec<u32>,
-        machine: Weak<MachineInner>,
-        gone: Option<(u32, Departure)>,
-    ) -> Self {
+    pub(crate) fn new(name: String, members: Vec<u32>, machine: Arc<()>, gone: Option<(u32, Departure)>) -> Self {
         let next = members.iter().map(|_| Arc::default()).collect();
         let state = Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone });
         MeetingInner { name: name.into(), members: members.into(), machine, next, state }
@@ -119,27 +108,35 @@ impl MeetingInner {
     }
 
     pub(crate) fn arrive(&self, arrival: Arrival) -> Met {
-        let (member, seq) = (arrival.body.member, arrival.body.group_seq);
-        let n = self.members.len();
+        let (member, number, index) = (arrival.joint.body().member, arrival.joint.number(), arrival.joint.index());
+        let (of, n) = (arrival.joint.of(), self.members.len());
         let mut state = self.lock();
         if let Some((rank, how)) = state.gone.clone() {
+            arrival.begin();
             return Met::Gone { arrivals: vec![arrival], rank, how };
         }
-        let at = (seq - state.first) as usize;
-        while state.calls.len() <= at {
-            let arrivals = std::iter::repeat_with(|| None).take(n).collect();
-            state.calls.push_back(Call { arrivals, count: 0, taken: false });
+        let at = (number - state.first) as usize;
+        if state.calls.len() <= at {
+            state.calls.resize_with(at + 1, Call::default);
         }
         let call = &mut state.calls[at];
-        debug_assert!(call.arrivals[member].is_none(), "BUG: member {member} came twice to #{seq}");
-        call.arrivals[member] = Some(arrival);
-        call.count += 1;
-        if call.count < n {
+        call.of = call.of.max(of);
+        let spot = call.spot(index);
+        if spot.arrivals.is_empty() {
+            spot.arrivals.resize_with(n, || None);
+        }
+        debug_assert!(spot.arrivals[member].is_none(), "BUG: member {member} came twice to #{number}");
+        spot.arrivals[member] = Some(arrival);
+        spot.count += 1;
+        if spot.count < n {
             return Met::Parked;
         }
-        call.taken = true;
-        let arrivals: Vec<Arrival> = call.arrivals.iter_mut().filter_map(Option::take).collect();
-        while state.calls.front().is_some_and(|c| c.taken) {
+        spot.taken = true;
+        let arrivals: Vec<Arrival> = spot.arrivals.iter_mut().filter_map(Option::take).collect();
+        // With the lock: nobody who takes back what waits here counts it among what has not begun.
+        arrivals.iter().for_each(Arrival::begin);
+        call.taken += 1;
+        while state.calls.front().is_some_and(|c| c.of > 0 && c.taken == c.of) {
             state.calls.pop_front();
             state.first += 1;
         }
@@ -148,13 +145,13 @@ impl MeetingInner {
         if let Some((rank, how)) = arrivals.iter().find_map(|a| a.stream.device.root_failure()) {
             return Met::Gone { arrivals, rank, how };
         }
-        let want = &arrivals[0].body.request;
-        if arrivals.iter().all(|a| a.body.request.agrees_with(want)) {
-            Met::Ready(arrivals)
-        } else {
-            let asked = arrivals.iter().map(|a| (a.stream.device.rank, a.body.request.to_string()));
-            let asked = Asked(asked.collect());
-            Met::Disagree { arrivals, asked }
+        match arrivals.iter().find_map(|a| a.joint.differs_from(&arrivals[0].joint)) {
+            None => Met::Ready(arrivals),
+            Some(i) => {
+                let asked = arrivals.iter().map(|a| (a.stream.device.rank, a.joint.asks(i)));
+                let asked = Asked(asked.collect());
+                Met::Disagree { arrivals, asked }
+            }
         }
     }
 
@@ -168,34 +165,38 @@ impl MeetingInner {
         let first = state.first + state.calls.len() as u64;
         let calls = std::mem::take(&mut state.calls);
         state.first = first;
-        calls.into_iter().flat_map(|call| call.arrivals).flatten().collect()
+        let arrivals: Vec<Arrival> = calls.into_iter().flat_map(Call::into_arrivals).collect();
+        arrivals.iter().for_each(Arrival::begin);
+        arrivals
     }
 
-    /// Takes back an arrival that waits for others. False when it has been handed to whoever completes it.
-    pub(crate) fn withdraw(&self, body: &JointBody) -> bool {
+    /// Takes back an arrival that waits for others. `None` when it has not come, or has been handed to whoever
+    /// completes it.
+    pub(crate) fn withdraw(&self, joint: &JointRef) -> Option<Arrival> {
         let mut state = self.lock();
-        let Some(at) = body.group_seq.checked_sub(state.first) else { return false };
-        let Some(call) = state.calls.get_mut(at as usize) else { return false };
-        let withdrawn = call.arrivals[body.member].take().is_some();
-        call.count -= usize::from(withdrawn);
-        withdrawn
+        let at = joint.number().checked_sub(state.first)?;
+        let spot = state.calls.get_mut(at as usize)?.spot(joint.index());
+        let withdrawn = spot.arrivals.get_mut(joint.body().member)?.take()?;
+        spot.count -= 1;
+        Some(withdrawn)
     }
 
     /// Calls that some have reached and others have not.
     pub(crate) fn pending(&self) -> Vec<PendingJoint> {
         let state = self.lock();
-        let pending = state.calls.iter().enumerate().filter(|(_, call)| !call.taken && call.count > 0);
-        let split = |call: &Call, came: bool| {
-            let members = self.members.iter().zip(&call.arrivals);
+        let numbered = state.calls.iter().enumerate().flat_map(|(i, call)| call.spots().map(move |spot| (i, spot)));
+        let pending = numbered.filter(|(_, spot)| !spot.taken && spot.count > 0);
+        let split = |spot: &Spot, came: bool| {
+            let members = self.members.iter().zip(&spot.arrivals);
             members.filter(|(_, a)| a.is_some() == came).map(|(rank, _)| *rank).collect()
         };
         pending
-            .map(|(i, call)| PendingJoint {
+            .map(|(i, spot)| PendingJoint {
                 group: self.name.to_string(),
                 seq: state.first + i as u64,
-                what: call.arrivals.iter().flatten().next().map_or_else(String::new, |a| a.body.request.to_string()),
-                arrived: split(call, true),
-                missing: split(call, false),
+                what: spot.arrivals.iter().flatten().next().map_or_else(String::new, |a| a.joint.asks(a.joint.index())),
+                arrived: split(spot, true),
+                missing: split(spot, false),
             })
             .collect()
     }

@@ -1,133 +1,23 @@
 //! Streams: operations in order, submitted without blocking.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, atomic::AtomicBool};
+use std::sync::Arc;
 
 use crate::{
-    Access, DType, Departure, Device, Element, Error, Event, Exchange, Meeting, Note, Op, OpRef, Position, Site,
-    TraceAccess, TraceEvent, View, WaitOutcome, Why,
+    Access, DType, Departure, Device, Element, Error, Event, Exchange, Meeting, Note, Op, Position, Site, TraceAccess,
+    TraceEvent, View, WaitOutcome, Why,
+    capture::Draft,
     device::DeviceInner,
     download::Download,
     engine::Awaited,
-    event::Bound,
+    event::{Bound, Recorded},
     exchange::{Request, check_exchange},
-    handoff::{self, Inbox},
-    meeting::JointBody,
+    joint::{JointBody, JointCall},
+    queue::{Item, Mark, OpBody, StreamInner},
 };
 
-pub(crate) type Mark = handoff::Mark<Arc<StreamInner>>;
-
-/// An operation in its stream.
-pub(crate) struct OpBody {
-    pub(crate) op: Op,
-    pub(crate) stream: u32,
-    pub(crate) seq: u64,
-}
-
-/// What a stream is made of.
-#[derive(Clone)]
-pub(crate) enum Item {
-    Op(Arc<OpBody>),
-    Record(Arc<Mark>),
-    Wait(Arc<Mark>),
-    Joint(Arc<JointBody>),
-}
-
-/// The batch that a worker runs at the moment, and how far it is.
-#[derive(Default)]
-pub(crate) struct Lane {
-    pub(crate) batch: Vec<Item>,
-    pub(crate) at: usize,
-}
-
-pub(crate) struct StreamInner {
-    pub(crate) device: Arc<DeviceInner>,
-    pub(crate) index: u32,
-    pub(crate) name: String,
-    pub(crate) inbox: Inbox<Item>,
-    pub(crate) lane: Mutex<Lane>,
-    submit: Mutex<Submit>,
-    /// Set when the last handle is dropped, to what groups are told if operations are thrown away.
-    dropped: OnceLock<Departure>,
-    /// Parked in a meeting that someone else must complete.
-    pub(crate) at_joint: AtomicBool,
-}
-
-/// The host's side of a stream.
-struct Submit {
-    next: u64,
-    /// By stream of the same device: the position that this stream is ordered behind, plus one.
-    behind: Vec<u64>,
-}
-
-impl Submit {
-    /// The next position.
-    fn take(&mut self) -> u64 {
-        self.next += 1;
-        self.next - 1
-    }
-}
-
-impl StreamInner {
-    pub(crate) fn new(device: Arc<DeviceInner>, index: u32, name: String) -> Self {
-        StreamInner {
-            device,
-            index,
-            name,
-            inbox: Inbox::new(),
-            lane: Mutex::new(Lane::default()),
-            submit: Mutex::new(Submit { next: 0, behind: Vec::new() }),
-            dropped: OnceLock::new(),
-            at_joint: AtomicBool::new(false),
-        }
-    }
-
-    pub(crate) fn op_ref(&self, body: &OpBody) -> OpRef {
-        self.device.op_ref(&body.op, body.stream, body.seq)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Submit> {
-        self.submit.lock().unwrap_or_else(|poison| poison.into_inner())
-    }
-
-    /// Pushes a mark behind all that was submitted, for the host to wait for. Of a dropped stream nothing is left
-    /// to wait for.
-    pub(crate) fn mark(self: &Arc<Self>) -> (Arc<Mark>, Position) {
-        let mark = Arc::new(Mark::new());
-        let mut submit = self.lock();
-        let on = Position { stream: self.index, seq: submit.next, node: None };
-        if self.is_dropped() {
-            let parked = mark.complete();
-            debug_assert!(parked.is_empty(), "BUG: nobody else has this mark");
-        } else {
-            submit.next += 1;
-            let spent = self.device.machine.engine.push(self, Item::Record(mark.clone()));
-            drop(submit);
-            self.inbox.free(spent);
-        }
-        (mark, on)
-    }
-
-    /// Nobody submits any more, and operations that are queued do not run.
-    pub(crate) fn is_dropped(&self) -> bool {
-        self.dropped.get().is_some()
-    }
-
-    /// Fails the device when operations are among the `queued` items of this dropped stream, or `taken_back` from a
-    /// meeting: then the marks among the items may complete at once, because whoever waits for them finds the error.
-    /// False when there are none: waits and records alone keep their order and go on without a handle.
-    pub(crate) fn throw_away(&self, queued: &[Item], taken_back: usize) -> bool {
-        let operations = queued.iter().filter(|item| matches!(item, Item::Op(_) | Item::Joint(_)));
-        let queued = taken_back + operations.count();
-        if queued > 0 {
-            let error = Error::Cancelled { rank: self.device.rank, stream: self.name.clone(), queued };
-            let how = self.dropped.get().expect("BUG: only a dropped stream is thrown away").clone();
-            self.device.machine.fail_because(&self.device, error, how);
-        }
-        queued > 0
-    }
-}
-
 /// Operations of one device in the order of the calls. Never blocks the caller.
+///
+/// Between [`Stream::begin_capture`] and [`Stream::end_capture`] nothing runs: what is submitted becomes a graph.
 ///
 /// Cloning gives another handle of the same stream; dropping the last one waits for what runs and cancels what is
 /// queued (then the device has the sticky error [`Error::Cancelled`]): synchronize first.
@@ -144,7 +34,7 @@ impl Stream {
         Stream(Arc::new(Handle { inner, device }))
     }
 
-    fn inner(&self) -> &Arc<StreamInner> {
+    pub(crate) fn inner(&self) -> &Arc<StreamInner> {
         &self.0.inner
     }
 
@@ -179,6 +69,10 @@ impl Stream {
         check_accesses(op.name, &op.site, &op.accesses, &inner.device)?;
         check_planned(&op.accesses, inner)?;
         let mut submit = inner.lock();
+        if let Some(capture) = submit.capture()? {
+            capture.add(inner.index, Draft::Op(op));
+            return Ok(());
+        }
         let seq = submit.take();
         let tracer = &inner.device.machine.tracer;
         tracer.add(inner.device.rank, || TraceEvent::Op {
@@ -197,29 +91,33 @@ impl Stream {
         Ok(())
     }
 
-    /// Marks this point of the stream as the event's latest record.
+    /// Marks this point of the stream as the event's latest record. While the stream captures, it marks a point of the
+    /// capture, which only streams that take part in it can wait for, or that join it by waiting.
     ///
     /// # Errors
-    /// The device's sticky error; [`Error::Foreign`] for an event of another device.
+    /// The device's sticky error; [`Error::Foreign`] for an event of another device; [`Error::CaptureInvalid`].
     pub fn record(&self, event: &Event) -> Result<(), Error> {
         let inner = self.inner();
         inner.device.check()?;
-        self.own_event(event)?;
+        event.check_owner(&inner.device)?;
         let mut submit = inner.lock();
+        if let Some(capture) = submit.capture()? {
+            event.record_captured(capture.point(inner.index));
+            return Ok(());
+        }
         let seq = submit.take();
         let mark = Arc::new(Mark::new());
-        let mut latest = event.0.latest.lock().unwrap_or_else(|poison| poison.into_inner());
-        let generation = latest.as_ref().map_or(0, |b| b.generation) + 1;
-        *latest = Some(Bound { mark: mark.clone(), stream: inner.index, seq, generation });
+        let at = Position { stream: inner.index, seq, node: None };
+        let generation = event.record(|generation| Bound { mark: mark.clone(), at, generation });
         inner.device.machine.tracer.add(inner.device.rank, || TraceEvent::Record {
             rank: inner.device.rank,
             stream: inner.index,
             seq,
-            event: (&event.0.name).into(),
+            event: event.label(),
             generation,
         });
         let spent = inner.device.machine.engine.push(inner, Item::Record(mark));
-        drop((latest, submit));
+        drop(submit);
         inner.inbox.free(spent);
         Ok(())
     }
@@ -227,24 +125,33 @@ impl Stream {
     /// Orders what is submitted to this stream from now on behind the last record of `event`. Costs one load when
     /// the stream is behind that point already.
     ///
+    /// If that record is a point of an open capture, the stream takes part in the capture from now on.
+    ///
     /// # Errors
-    /// [`Error::NeverRecorded`]; the device's sticky error; [`Error::Foreign`] for an event of another device.
+    /// [`Error::NeverRecorded`]; the device's sticky error; [`Error::Foreign`] for an event of another device;
+    /// [`Error::CapturedEvent`] for a point of a capture that has ended. While the stream captures,
+    /// [`Error::ForeignWait`] for anything but a point of the same capture; the capture is invalid then.
     pub fn wait(&self, event: &Event, why: Why) -> Result<(), Error> {
         let inner = self.inner();
         inner.device.check()?;
-        self.own_event(event)?;
-        let bound = event.bound().ok_or_else(|| Error::NeverRecorded {
-            rank: inner.device.rank,
-            stream: inner.name.clone(),
-            event: event.name().to_owned(),
-        })?;
-        let machine = &inner.device.machine;
+        event.check_owner(&inner.device)?;
         let mut submit = inner.lock();
-        let from = bound.stream as usize;
-        let behind = submit.behind.get(from).copied().unwrap_or(0);
+        let recorded = event.recorded();
+        if submit.capture.is_some() || matches!(recorded, Recorded::Captured(_)) {
+            let taken = inner.wait_captured(&mut submit, event, &recorded, why)?;
+            if taken {
+                return Ok(());
+            }
+        }
+        let Recorded::At(bound) = recorded else {
+            return Err(never_recorded(inner, event));
+        };
+        let machine = &inner.device.machine;
+        // Behind a node is behind all that precedes its launch, no more.
+        let (from, before) = (bound.at.stream, bound.at.seq + u64::from(bound.at.node.is_none()));
         let outcome = if machine.is_dropped(why) {
             WaitOutcome::Dropped
-        } else if bound.stream == inner.index || behind > bound.seq {
+        } else if from == inner.index || submit.is_behind(from, bound.at.seq + 1) {
             WaitOutcome::Elided
         } else {
             WaitOutcome::Enforced
@@ -254,16 +161,13 @@ impl Stream {
             stream: inner.index,
             seq: submit.next,
             why: why.into(),
-            event: (&event.0.name).into(),
+            event: event.label(),
             generation: bound.generation,
-            on: bound.position(),
+            on: bound.at,
             outcome,
         });
         if outcome == WaitOutcome::Enforced {
-            if submit.behind.len() <= from {
-                submit.behind.resize(from + 1, 0);
-            }
-            submit.behind[from] = bound.seq + 1;
+            submit.set_behind(from, before);
             submit.next += 1;
             let spent = machine.engine.push(inner, Item::Wait(bound.mark));
             drop(submit);
@@ -289,8 +193,7 @@ impl Stream {
         let site = site.into();
         self.check_member(meeting, &accesses)?;
         let signature = check_exchange(exchange, meeting.inner.members.len(), meeting.member, &site, &accesses)?;
-        self.meet(meeting, Request::one(signature), site, accesses);
-        Ok(())
+        self.meet(meeting, Request::one(signature), site, accesses)
     }
 
     /// Submits several exchanges as one call of a joint operation: they take one number of the meeting's sequence and
@@ -312,7 +215,7 @@ impl Stream {
         let request = Request::several(&exchanges, meeting.inner.members.len(), meeting.member, &site)?;
         if let Some(request) = request {
             let accesses = exchanges.into_iter().flat_map(|(_, accesses)| accesses).collect();
-            self.meet(meeting, request, site, accesses);
+            self.meet(meeting, request, site, accesses)?;
         }
         Ok(())
     }
@@ -321,7 +224,7 @@ impl Stream {
         let device = &self.inner().device;
         device.check()?;
         let owner = meeting.inner.members[meeting.member];
-        let of_this_machine = std::ptr::eq(meeting.inner.machine.as_ptr(), Arc::as_ptr(&device.machine));
+        let of_this_machine = Arc::ptr_eq(&meeting.inner.machine, &device.machine.identity);
         if !of_this_machine || owner != device.rank {
             let what = format!("place {} of group '{}'", meeting.member, meeting.inner.name);
             return Err(Error::Foreign { what, owner, used_by: device.rank });
@@ -330,9 +233,14 @@ impl Stream {
         check_planned(accesses, self.inner())
     }
 
-    fn meet(&self, meeting: &Meeting, request: Request, site: Site, accesses: Vec<Access>) {
+    fn meet(&self, meeting: &Meeting, request: Request, site: Site, accesses: Vec<Access>) -> Result<(), Error> {
         let inner = self.inner();
         let mut submit = inner.lock();
+        let body = JointBody { meeting: meeting.inner.clone(), member: meeting.member, request, site, accesses };
+        if let Some(capture) = submit.capture()? {
+            capture.add(inner.index, Draft::Joint { body, meeting: meeting.clone() });
+            return Ok(());
+        }
         // Held until the call is queued: two streams must not swap two numbers.
         let mut next = meeting.next.lock().unwrap_or_else(|poison| poison.into_inner());
         let group_seq = *next;
@@ -345,23 +253,15 @@ impl Stream {
             group: (&meeting.inner.name).into(),
             members: meeting.inner.members.clone(),
             group_seq,
-            what: request.to_string().into(),
-            site: (&site).into(),
-            accesses: accesses.iter().map(TraceAccess::from).collect(),
+            what: body.request.to_string().into(),
+            site: (&body.site).into(),
+            accesses: body.accesses.iter().map(TraceAccess::from).collect(),
         });
-        let body = JointBody {
-            meeting: meeting.inner.clone(),
-            member: meeting.member,
-            group_seq,
-            request,
-            site,
-            accesses,
-            stream: inner.index,
-            seq,
-        };
-        let spent = inner.device.machine.engine.push(inner, Item::Joint(Arc::new(body)));
+        let call = JointCall { body, number: group_seq, stream: inner.index, seq };
+        let spent = inner.device.machine.engine.push(inner, Item::Joint(Arc::new(call)));
         drop((next, submit));
         inner.inbox.free(spent);
+        Ok(())
     }
 
     /// Copies host values into `view`, in row-major order, when the stream gets there.
@@ -398,7 +298,8 @@ impl Stream {
     /// [`Download::wait`].
     ///
     /// # Errors
-    /// As [`Stream::launch`]; [`Error::ElementType`] when the type differs; [`Error::NoValues`] on `dry`.
+    /// As [`Stream::launch`]; [`Error::ElementType`] when the type differs; [`Error::NoValues`] on `dry`;
+    /// [`Error::HostWaitInCapture`] while the stream captures, and the capture is invalid then.
     pub fn download<T: Element>(&self, view: &View) -> Result<Download<T>, Error> {
         if view.dtype() != T::DTYPE {
             return Err(wrong_type("download", view, T::DTYPE));
@@ -406,18 +307,29 @@ impl Stream {
         if !self.inner().device.machine.engine.computes() {
             return Err(Error::NoValues { label: view.label().to_owned() });
         }
+        let what = format!("download of {}", view.label());
+        // Not with the mark only: a download that is refused has submitted nothing.
+        self.inner().refuse_in_capture(&mut self.inner().lock(), &what)?;
         let (op, slot) = Download::op(view);
         self.launch(op)?;
-        Ok(Download::new(self.device(), view.label(), slot, self.inner().mark()))
+        Ok(Download::new(self.device(), view.label(), slot, self.inner().mark(&what)?))
+    }
+
+    /// A trace is being recorded: whatever [`Stream::note`] needs may be made.
+    pub fn is_traced(&self) -> bool {
+        self.inner().device.machine.tracer.is_on()
     }
 
     /// Says in the trace what the host is doing at this point of the stream. Costs one load when there is none; then
-    /// `note` is not made.
+    /// `note` is not made. Nothing is said while the stream captures: nothing is done then.
     pub fn note(&self, note: impl FnOnce() -> Note) {
         let inner = self.inner();
         let tracer = &inner.device.machine.tracer;
         if tracer.is_on() {
             let submit = inner.lock();
+            if submit.capture.is_some() {
+                return;
+            }
             tracer.note(inner.device.rank, Some((inner.index, submit.next)), note);
         }
     }
@@ -425,39 +337,29 @@ impl Stream {
     /// The host waits for all that was submitted to this stream.
     ///
     /// # Errors
-    /// The device's sticky error; [`Error::Timeout`] or [`Error::Deadlock`].
+    /// The device's sticky error; [`Error::Timeout`] or [`Error::Deadlock`]; [`Error::HostWaitInCapture`] while the
+    /// stream captures, and the capture is invalid then.
     pub fn synchronize(&self) -> Result<(), Error> {
         let inner = self.inner();
         inner.device.check()?;
-        let (mark, on) = inner.mark();
+        let (mark, on) = inner.mark(&inner.name)?;
         let waited = inner.device.wait(&mark, Awaited::Stream(&inner.name), on);
         inner.inbox.sweep();
         waited
-    }
-
-    fn own_event(&self, event: &Event) -> Result<(), Error> {
-        let device = &self.inner().device;
-        if Arc::ptr_eq(device, event.0.device.inner()) {
-            return Ok(());
-        }
-        Err(Error::Foreign {
-            what: format!("event '{}'", event.name()),
-            owner: event.0.device.rank(),
-            used_by: device.rank,
-        })
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         let how = if std::thread::panicking() { Departure::Panicked } else { Departure::Dropped };
-        {
-            // With the lock, so that a mark is either in the queue by now or not pushed at all.
-            let _submit = self.inner.lock();
-            self.inner.dropped.get_or_init(|| how);
-        }
+        self.inner.set_dropped(how);
         self.inner.device.machine.engine.close(&self.inner);
     }
+}
+
+pub(crate) fn never_recorded(stream: &StreamInner, event: &Event) -> Error {
+    let (rank, stream, event) = (stream.device.rank, stream.name.clone(), event.name().to_owned());
+    Error::NeverRecorded { rank, stream, event }
 }
 
 fn wrong_type(op: &'static str, view: &View, need: DType) -> Error {

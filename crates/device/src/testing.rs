@@ -1,6 +1,6 @@
 //! Views without a device, for unit tests of kernels and regions.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use crate::{Access, Allocation, Args, DType, Element, Fresh, MemoryKind, Shape, View, cpu::Storage};
 
@@ -16,7 +16,7 @@ pub(crate) fn scratch(label: &str, dims: &[usize], dtype: DType, fresh: Fresh) -
         kind: MemoryKind::Other,
         storage: Some(Storage::new(bytes, fresh).expect("little memory")),
         only_stream: None,
-        owner: Weak::new(),
+        owner: Arc::default(),
     };
     View::whole(Arc::new(alloc), shape, dtype)
 }

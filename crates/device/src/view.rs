@@ -1,10 +1,6 @@
 //! Views: typed, shaped pieces of an allocation.
 
-use std::{
-    fmt,
-    ops::Range,
-    sync::{Arc, Weak},
-};
+use std::{fmt, ops::Range, sync::Arc};
 
 use crate::{DType, Error, Region, Shape, cpu::Storage, device::DeviceInner};
 
@@ -36,7 +32,7 @@ pub struct Allocation {
     /// Planned memory is reused in the order of one stream, and no other may touch it: number and name.
     pub(crate) only_stream: Option<(u32, String)>,
     /// The device, which need not live any more; ranks are not enough, because two machines can have the same.
-    pub(crate) owner: Weak<DeviceInner>,
+    pub(crate) owner: Arc<()>,
 }
 
 /// Shape, element type and region of an allocation, which it keeps alive.
@@ -134,7 +130,7 @@ impl View {
     }
 
     pub(crate) fn is_of(&self, device: &Arc<DeviceInner>) -> bool {
-        std::ptr::eq(self.alloc.owner.as_ptr(), Arc::as_ptr(device))
+        Arc::ptr_eq(&self.alloc.owner, &device.identity)
     }
 
     pub(crate) fn allocation(&self) -> &Arc<Allocation> {

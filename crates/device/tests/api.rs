@@ -7,6 +7,12 @@ mod api {
     mod ranks; // programs of several ranks, a thread each
     mod work; // operations and values that claims are made of
 
+    mod capture_failures; // failures, races and drops in launches
+    mod capture_gates; // external waits and records
+    mod capture_graphs; // what a launched graph does
+    mod capture_joint; // joint operations in graphs
+    mod capture_random; // random programs, eager and replayed
+    mod capture_rules; // what a capture takes and refuses
     mod departures; // ranks that leave, fail, panic or never come
     mod determinism; // what may depend on workers and seeds: nothing that is ordered
     mod drops; // handles dropped in any order, with work queued

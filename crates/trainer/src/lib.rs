@@ -29,6 +29,6 @@ pub use self::{
     timeline::{Clock, StreamNames, timeline, write_timeline},
     train::{
         ParallelSummary, Placement, RunEnd, RunOptions, RunPlan, Signal, StopSource, TimelineConfig, Trained,
-        default_run_dir, dry_run, plan_run, product_peak, train,
+        default_run_dir, dry_run, plan_run, product_peak, trace_steps, train,
     },
 };

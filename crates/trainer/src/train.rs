@@ -20,6 +20,7 @@ mod resident; // memory of this process, as the system counts it
 mod run; // the run: data, plan, machine, ranks, files
 mod run_log; // what a run writes while it goes on
 mod stop; // how a run is asked to end, and how all ranks learn of it
+mod traced; // a few steps with a trace from the start
 mod trace_window; // the steps of a run that are traced
 mod trained; // what a run leaves
 mod writer; // text from the trained model
@@ -32,5 +33,6 @@ pub use self::{
     plan::{RunPlan, dry_run, plan_run},
     run::{RunOptions, TimelineConfig, default_run_dir, train},
     stop::{Signal, StopSource},
+    traced::trace_steps,
     trained::{Placement, RunEnd, Trained},
 };

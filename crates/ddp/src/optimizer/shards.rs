@@ -10,7 +10,7 @@ use pgroups::ParamClass;
 
 use crate::{
     DdpError, Dispatch, Fragment, OptimizerConfig,
-    core::{BucketViews, Core},
+    core::{BucketViews, Core, Record},
     why,
 };
 
@@ -98,11 +98,15 @@ impl Part {
     pub(super) fn refresh(&self, stream: &Stream) -> Result<(), DdpError> {
         for (group, owned) in self.core.groups.iter().zip(&self.groups) {
             stream.wait(&group.written, why::MASTER_AFTER_WRITE)?;
+            // A gather in place writes this rank's shard too.
+            stream.wait(&group.gates.published, why::MASTER_AFTER_WRITE)?;
             for Owned { bucket, master, .. } in owned {
                 if !bucket.own_values.same_as(master) {
                     stream.launch(Cast { x: &bucket.own_values, y: master }.op("ddp.master")?)?;
                 }
             }
+            // The gather of that write, if it is still to come, and the next write are behind this read as well.
+            self.core.record(Record::Written, stream, &group.written)?;
         }
         Ok(())
     }

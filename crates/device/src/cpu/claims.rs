@@ -2,34 +2,50 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::{Access, OpRef, device::DeviceInner, meeting::JointBody, stream::OpBody};
+use crate::{Access, OpRef, device::DeviceInner, executable::Part, joint::JointRef, launch::LaunchBody, queue::OpAt};
 
-/// A running operation.
+/// What runs.
 #[derive(Clone)]
 pub(crate) enum Claim {
-    Op(Arc<OpBody>),
-    Joint(Arc<JointBody>),
+    Op(OpAt),
+    Joint(JointRef),
+    /// Operations of a launch, one behind the other.
+    Part(Arc<LaunchBody>, u32),
 }
 
 impl Claim {
     pub(crate) fn accesses(&self) -> &[Access] {
         match self {
-            Claim::Op(body) => &body.op.accesses,
-            Claim::Joint(body) => &body.accesses,
+            Claim::Op(op) => &op.op().accesses,
+            Claim::Joint(joint) => &joint.body().accesses,
+            Claim::Part(launch, part) => match &launch.exec.parts[*part as usize] {
+                Part::Ops { claims, .. } => claims,
+                Part::Single(_) => &[],
+            },
         }
     }
 
-    pub(crate) fn op_ref(&self, device: &DeviceInner) -> OpRef {
+    /// The operation that is in conflict with one of `others`.
+    pub(crate) fn op_ref(&self, device: &DeviceInner, others: &[Access]) -> OpRef {
         match self {
-            Claim::Op(body) => device.op_ref(&body.op, body.stream, body.seq),
-            Claim::Joint(body) => device.op_ref_of(body.name(), body.site.as_str(), body.stream, body.seq),
+            Claim::Op(op) => device.op_ref(op),
+            Claim::Joint(joint) => device.joint_ref(joint),
+            Claim::Part(launch, part) => {
+                let nodes = launch.exec.nodes(*part).iter();
+                let mut ops = nodes.map(|node| OpAt::Node(launch.clone(), *node));
+                let meets = |op: &OpAt| op.op().accesses.iter().any(|a| others.iter().any(|b| a.conflicts(b)));
+                device.op_ref(&ops.find(meets).expect("BUG: a part in a conflict that none of its operations has"))
+            }
         }
     }
 
     fn is(&self, other: &Claim) -> bool {
         match (self, other) {
-            (Claim::Op(a), Claim::Op(b)) => Arc::ptr_eq(a, b),
-            (Claim::Joint(a), Claim::Joint(b)) => Arc::ptr_eq(a, b),
+            (Claim::Op(OpAt::Eager(a)), Claim::Op(OpAt::Eager(b))) => Arc::ptr_eq(a, b),
+            (Claim::Op(OpAt::Node(a, i)), Claim::Op(OpAt::Node(b, j))) => i == j && Arc::ptr_eq(a, b),
+            (Claim::Joint(JointRef::Call(a)), Claim::Joint(JointRef::Call(b))) => Arc::ptr_eq(a, b),
+            (Claim::Joint(JointRef::Node(a, i)), Claim::Joint(JointRef::Node(b, j))) => i == j && Arc::ptr_eq(a, b),
+            (Claim::Part(a, i), Claim::Part(b, j)) => i == j && Arc::ptr_eq(a, b),
             _ => false,
         }
     }

@@ -18,8 +18,9 @@ use crate::{
     device::DeviceInner,
     engine::Waited,
     handoff::{Ready, Work},
-    meeting::{Arrival, Met},
-    stream::{Item, Lane, Mark, StreamInner},
+    joint::{Arrival, JointRef},
+    meeting::Met,
+    queue::{Item, Lane, Mark, OpAt, PartAt, Stage, StreamInner, Waiter},
 };
 
 /// A batch below this is a sign that the worker is faster than whoever submits.
@@ -35,8 +36,8 @@ pub(crate) struct CpuEngine {
 }
 
 /// What workers share.
-struct Pool {
-    ready: Ready<Arc<StreamInner>, Arc<TileJob>>,
+pub(super) struct Pool {
+    pub(super) ready: Ready<Waiter, Arc<TileJob>>,
     helpers: usize,
 }
 
@@ -55,14 +56,13 @@ impl CpuEngine {
     pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) -> Vec<Item> {
         let pushed = stream.inbox.push(item);
         if pushed.was_idle {
-            self.pool.ready.push(stream.clone());
+            self.pool.ready.push(Waiter::Stream(stream.clone()));
         }
         pushed.spent
     }
 
-    pub(crate) fn resume(&self, stream: &Arc<StreamInner>) {
-        stream.at_joint.store(false, Ordering::Release);
-        self.pool.ready.push(stream.clone());
+    pub(crate) fn resume(&self, arrival: &Arrival) {
+        self.pool.resume(arrival);
     }
 
     pub(crate) fn wait_host(&self, device: &DeviceInner, mark: &Mark) -> Waited {
@@ -134,7 +134,8 @@ impl Pool {
             // reference to its stream, and the worker has others to serve.
             let ended = catch(|| {
                 match work {
-                    Work::Stream(stream) => self.run(&stream),
+                    Work::Stream(Waiter::Stream(stream)) => self.run(&stream),
+                    Work::Stream(Waiter::Part(part)) => self.resume_part(part),
                     Work::Help(job) => job.work(),
                     Work::Close => {}
                 }
@@ -150,35 +151,46 @@ impl Pool {
     fn run(&self, stream: &Arc<StreamInner>) {
         let mut lane = stream.lane.lock().unwrap_or_else(|poison| poison.into_inner());
         let lane = &mut *lane;
+        // Whoever gave the stream back has ended it.
+        lane.launch = None;
         let progress = &stream.device.machine.progress;
         loop {
             while lane.at < lane.batch.len() {
                 if stream.is_dropped() && self.throw_away(stream, lane, 0) {
                     break;
                 }
-                let item = &lane.batch[lane.at];
+                let item = &mut lane.batch[lane.at];
                 lane.at += 1;
                 match item {
                     Item::Op(body) => {
                         let start = stream.device.machine.tracer.now();
-                        let ran = exec::run_op(stream, body, self, true);
+                        let op = OpAt::Eager(body.clone());
+                        let ran = exec::run_op(&stream.device, &op, self, true);
                         progress.fetch_add(1, Ordering::Relaxed);
                         if ran && start > 0 {
                             let end = stream.device.machine.tracer.now();
-                            exec::trace_run(&stream.device, (body.stream, body.seq, body.op.name), start, end);
+                            exec::trace_run(&stream.device, op.position(), body.op.name, start, end);
                         }
                     }
                     Item::Record(mark) => mark.complete().into_iter().for_each(|s| self.ready.push(s)),
                     Item::Wait(mark) => {
-                        if mark.park(stream.clone()).is_ok() {
+                        if mark.park(Waiter::Stream(stream.clone())).is_ok() {
                             return;
                         }
                     }
-                    Item::Joint(body) => {
-                        stream.at_joint.store(true, Ordering::Release);
-                        if !self.arrive(Arrival { stream: stream.clone(), body: body.clone() }) {
+                    Item::Joint(call) => {
+                        let joint = JointRef::Call(call.clone());
+                        if !self.arrive(Arrival { stream: stream.clone(), joint }) {
                             return;
                         }
+                    }
+                    Item::Launch(launch) => {
+                        let launch = launch.take().expect("BUG: a launch that has begun begins again");
+                        lane.launch = Some(launch.clone());
+                        if !self.launch(stream, &launch) {
+                            return;
+                        }
+                        lane.launch = None;
                     }
                 }
             }
@@ -200,12 +212,16 @@ impl Pool {
             Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
+        if lane.launch.is_some() {
+            self.end_launch(stream, &mut lane);
+            return false;
+        }
         let mut taken_back = 0;
         if stream.at_joint.load(Ordering::Acquire) {
-            let Some(Item::Joint(body)) = lane.at.checked_sub(1).map(|at| &lane.batch[at]) else {
+            let Some(Item::Joint(call)) = lane.at.checked_sub(1).map(|at| &lane.batch[at]) else {
                 unreachable!("BUG: stream '{}' is at no joint operation", stream.name)
             };
-            if !body.meeting.withdraw(body) {
+            if JointRef::Call(call.clone()).withdraw().is_none() {
                 // All have come: it runs, or has run and the stream is about to go on.
                 return false;
             }
@@ -219,7 +235,7 @@ impl Pool {
         }
         if taken_back > 0 {
             // The meeting owned the stream; a worker will find it empty and make it idle.
-            self.ready.push(stream.clone());
+            self.ready.push(Waiter::Stream(stream.clone()));
         }
         // Operations may own handles, whose drop comes back here: not under the lock.
         drop(lane);
@@ -229,34 +245,33 @@ impl Pool {
 
     /// Throws away what is queued in a dropped stream if operations are among it: marks complete, the rest stays in
     /// the batch, done with.
-    fn throw_away(&self, stream: &StreamInner, lane: &mut Lane, taken_back: usize) -> bool {
+    pub(super) fn throw_away(&self, stream: &StreamInner, lane: &mut Lane, taken_back: usize) -> bool {
         lane.batch.append(&mut stream.inbox.drain());
         let queued = &lane.batch[lane.at..];
         if !stream.throw_away(queued, taken_back) {
             return false;
         }
         for item in queued {
-            if let Item::Record(mark) = item {
-                mark.complete().into_iter().for_each(|s| self.ready.push(s));
-            }
+            item.give_up().into_iter().for_each(|waiter| self.ready.push(waiter));
         }
         lane.at = lane.batch.len();
         true
     }
 
-    /// True when the stream goes on at once; otherwise whoever completes the meeting resumes it.
-    fn arrive(&self, arrival: Arrival) -> bool {
-        let (stream, body) = (arrival.stream.clone(), arrival.body.clone());
-        let machine = &stream.device.machine;
-        let arrivals = match body.meeting.arrive(arrival) {
+    /// True when whoever arrives goes on at once; otherwise whoever completes the meeting resumes it.
+    pub(super) fn arrive(&self, arrival: Arrival) -> bool {
+        let (device, member) = (arrival.stream.device.clone(), arrival.joint.body().member);
+        let meeting = arrival.joint.body().meeting.clone();
+        arrival.at_joint().store(true, Ordering::Release);
+        let arrivals = match meeting.arrive(arrival) {
             Met::Parked => return false,
             Met::Ready(arrivals) => {
-                let start = machine.tracer.now();
+                let start = device.machine.tracer.now();
                 let ran = exec::run_joint(&arrivals, self);
                 if ran && start > 0 {
-                    let end = machine.tracer.now();
+                    let end = device.machine.tracer.now();
                     for a in &arrivals {
-                        exec::trace_run(&a.stream.device, (a.body.stream, a.body.seq, a.body.name()), start, end);
+                        exec::trace_run(&a.stream.device, a.joint.position(), a.joint.body().name(), start, end);
                     }
                 }
                 arrivals
@@ -266,17 +281,30 @@ impl Pool {
                 arrivals
             }
             Met::Gone { arrivals, rank, how } => {
-                machine.poison(&arrivals, rank, &how);
+                device.machine.poison(&arrivals, rank, &how);
                 arrivals
             }
         };
         for other in &arrivals {
-            other.stream.at_joint.store(false, Ordering::Release);
-            if !Arc::ptr_eq(&other.stream, &stream) {
-                self.ready.push(other.stream.clone());
+            if other.joint.body().member == member {
+                other.at_joint().store(false, Ordering::Release);
+            } else {
+                self.resume(other);
             }
         }
         true
+    }
+
+    fn resume(&self, arrival: &Arrival) {
+        arrival.at_joint().store(false, Ordering::Release);
+        let stream = arrival.stream.clone();
+        self.ready.push(match &arrival.joint {
+            JointRef::Call(_) => Waiter::Stream(stream),
+            JointRef::Node(launch, node) => {
+                let (launch, part) = (launch.clone(), launch.exec.part_of(*node));
+                Waiter::Part(PartAt { launch, stream, part, stage: Stage::Met })
+            }
+        });
     }
 }
 

@@ -3,15 +3,17 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use super::{
-    Args, Claim, exchange,
+    Args, Claim,
+    claims::Conflict,
+    exchange,
     tiles::{OpPanic, TileClaims, TileJob, catch},
 };
 use crate::{
-    Access, Asked, Departure, Error, Launch, OpError, OpRef, TraceEvent,
+    Access, Asked, Departure, Error, Launch, OpError, OpRef, Position, TraceEvent,
     device::DeviceInner,
-    meeting::{Arrival, pieces_of},
+    joint::{Arrival, pieces_of},
     ops::Kernel,
-    stream::{OpBody, StreamInner},
+    queue::OpAt,
 };
 
 /// Whoever can help with the pieces of a large operation.
@@ -30,42 +32,45 @@ impl Crew for Alone {
     }
 }
 
-/// Runs `body` unless its device has failed. True when it ran, well or not.
-pub(crate) fn run_op(stream: &StreamInner, body: &Arc<OpBody>, crew: &dyn Crew, computes: bool) -> bool {
-    let device = &stream.device;
+/// Runs `op` unless its device has failed. True when it ran, well or not.
+pub(crate) fn run_op(device: &DeviceInner, op: &OpAt, crew: &dyn Crew, computes: bool) -> bool {
     if device.failed() {
         return false;
     }
-    let claim = Claim::Op(body.clone());
+    let claim = Claim::Op(op.clone());
     if let Err(conflict) = device.claims.acquire(&claim) {
-        let error = Error::Race {
-            label: conflict.label,
-            first: Box::new(conflict.first.op_ref(device)),
-            second: Box::new(claim.op_ref(device)),
-        };
-        device.machine.fail(device, error);
+        device.machine.fail(device, race(device, &conflict, &claim));
         return false;
     }
-    let result = if computes { catch(|| compute(body, crew)) } else { Ok(()) };
+    let ran = run_claimed(device, op, crew, computes);
     device.claims.release(&claim);
+    ran
+}
+
+/// As [`run_op`], for a caller that holds a claim on all accesses of `op`.
+pub(crate) fn run_claimed(device: &DeviceInner, op: &OpAt, crew: &dyn Crew, computes: bool) -> bool {
+    if device.failed() {
+        return false;
+    }
+    let result = if computes { catch(|| compute(op, crew)) } else { Ok(()) };
     if let Err(error) = result {
-        device.machine.fail(device, failure(stream.op_ref(body), error));
+        device.machine.fail(device, failure(device.op_ref(op), error));
     }
     true
 }
 
-pub(crate) fn trace_run(device: &DeviceInner, op: (u32, u64, &'static str), start: u64, end: u64) {
-    let (stream, seq, name) = op;
-    let rank = device.rank;
-    device.machine.tracer.add(rank, || TraceEvent::Ran {
-        rank,
-        stream,
-        seq,
-        node: None,
-        name: name.into(),
-        start,
-        end,
-    });
+/// The error of `second`, which was refused its memory.
+pub(crate) fn race(device: &DeviceInner, conflict: &Conflict, second: &Claim) -> Error {
+    Error::Race {
+        label: conflict.label.clone(),
+        first: Box::new(conflict.first.op_ref(device, second.accesses())),
+        second: Box::new(second.op_ref(device, conflict.first.accesses())),
+    }
+}
+
+pub(crate) fn trace_run(device: &DeviceInner, at: Position, name: &'static str, start: u64, end: u64) {
+    let (rank, Position { stream, seq, node }) = (device.rank, at);
+    device.machine.tracer.add(rank, || TraceEvent::Ran { rank, stream, seq, node, name: name.into(), start, end });
 }
 
 fn failure(op: OpRef, error: OpError) -> Error {
@@ -75,12 +80,12 @@ fn failure(op: OpRef, error: OpError) -> Error {
     }
 }
 
-fn compute(body: &Arc<OpBody>, crew: &dyn Crew) -> Result<(), OpError> {
-    let accesses = &body.op.accesses;
-    match &body.op.launch {
+fn compute(op: &OpAt, crew: &dyn Crew) -> Result<(), OpError> {
+    let accesses = &op.op().accesses;
+    match &op.op().launch {
         Launch::Host(run) => {
-            // SAFETY: `run_op` holds a claim on these accesses until this returns, `launch` refused accesses that
-            // conflict with each other, and there is storage because the driver computes.
+            // SAFETY: whoever runs an operation holds a claim on these accesses until this returns, `launch` refused
+            // accesses that conflict with each other, and there is storage because the driver computes.
             run(&mut unsafe { Args::new(accesses) })
         }
         Launch::Kernel(kernel) => match kernel.tiles(accesses) {
@@ -88,16 +93,16 @@ fn compute(body: &Arc<OpBody>, crew: &dyn Crew) -> Result<(), OpError> {
                 // SAFETY: as above.
                 kernel.run(&mut unsafe { Args::new(accesses) })
             }
-            count => crew.run(kernel_job(kernel, accesses, count, body.clone())),
+            count => crew.run(kernel_job(kernel, accesses, count, op.clone())),
         },
     }
 }
 
-fn kernel_job(kernel: &Kernel, accesses: &[Access], count: usize, body: Arc<OpBody>) -> TileJob {
+fn kernel_job(kernel: &Kernel, accesses: &[Access], count: usize, op: OpAt) -> TileJob {
     let tiles: Vec<Vec<Access>> = (0..count).map(|i| kernel.tile(accesses, i)).collect();
     let claims = TileClaims::new();
     TileJob::new(count, move |i| {
-        let Launch::Kernel(kernel) = &body.op.launch else { unreachable!("BUG: a job of a kernel") };
+        let Launch::Kernel(kernel) = &op.op().launch else { unreachable!("BUG: a job of a kernel") };
         claims.with(&tiles, i, || {
             // SAFETY: the whole operation's claim covers every piece, because pieces are cut from its views; it is
             // held until the job is finished. Among the pieces, `claims` refuses those that conflict.
@@ -111,15 +116,10 @@ fn kernel_job(kernel: &Kernel, accesses: &[Access], count: usize, body: Arc<OpBo
 pub(crate) fn with_claims<T>(arrivals: &[Arrival], run: impl FnOnce() -> T) -> Option<T> {
     for (held, arrival) in arrivals.iter().enumerate() {
         let device = &arrival.stream.device;
-        let claim = Claim::Joint(arrival.body.clone());
+        let claim = Claim::Joint(arrival.joint.clone());
         if let Err(conflict) = device.claims.acquire(&claim) {
             release(&arrivals[..held]);
-            let error = Error::Race {
-                label: conflict.label,
-                first: Box::new(conflict.first.op_ref(device)),
-                second: Box::new(claim.op_ref(device)),
-            };
-            fail_joint(arrivals, device, error);
+            fail_joint(arrivals, device, race(device, &conflict, &claim));
             return None;
         }
     }
@@ -135,19 +135,14 @@ pub(crate) fn run_joint(arrivals: &[Arrival], crew: &dyn Crew) -> bool {
     let Some(result) = with_claims(arrivals, exchange) else { return false };
     arrivals[0].stream.device.machine.progress.fetch_add(1, Ordering::Relaxed);
     let Err(error) = result else { return true };
-    let body = &arrivals[0].body;
     let device = &arrivals[0].stream.device;
-    fail_joint(
-        arrivals,
-        device,
-        failure(device.op_ref_of(body.name(), body.site.as_str(), body.stream, body.seq), error),
-    );
+    fail_joint(arrivals, device, failure(device.joint_ref(&arrivals[0].joint), error));
     false
 }
 
 /// All members have come and ask for different things: each of them gets that error, none an echo of it.
 pub(crate) fn disagree(arrivals: &[Arrival], asked: Asked) {
-    let (group, seq) = (arrivals[0].body.meeting.name.to_string(), arrivals[0].body.group_seq);
+    let (group, seq) = (arrivals[0].joint.body().meeting.name.to_string(), arrivals[0].joint.number());
     let error = Error::Disagree { group, seq, asked };
     let how = Departure::Failed(error.chain());
     let first: Vec<_> = arrivals.iter().filter(|a| a.stream.device.set_error(error.clone())).collect();
@@ -158,7 +153,7 @@ pub(crate) fn disagree(arrivals: &[Arrival], asked: Asked) {
 
 fn release(arrivals: &[Arrival]) {
     for arrival in arrivals {
-        arrival.stream.device.claims.release(&Claim::Joint(arrival.body.clone()));
+        arrival.stream.device.claims.release(&Claim::Joint(arrival.joint.clone()));
     }
 }
 

@@ -6,6 +6,7 @@ mod engine;
 mod exchange;
 mod exec;
 pub(crate) mod kernels;
+mod launch;
 mod storage;
 mod tiles;
 

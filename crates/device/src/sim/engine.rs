@@ -16,8 +16,9 @@ use crate::{
     cpu::{self, Alone},
     device::DeviceInner,
     engine::{Awaited, Waited},
+    joint::Arrival,
     machine::MachineInner,
-    stream::{Item, Mark, StreamInner},
+    queue::{Item, Mark, StreamInner},
 };
 
 /// Runs operations of all ranks one after the other.
@@ -58,7 +59,7 @@ impl SimEngine {
     }
 
     pub(crate) fn open(&self, stream: &Arc<StreamInner>) {
-        let lane = Lane { stream: Arc::downgrade(stream), queue: VecDeque::new(), meet: None };
+        let lane = Lane { stream: Arc::downgrade(stream), queue: VecDeque::new(), meet: None, launch: None };
         self.lock().streams.insert(key(stream), lane);
     }
 
@@ -68,9 +69,9 @@ impl SimEngine {
         lane.expect("BUG: a stream that was never opened").queue.push_back(item);
     }
 
-    /// Called with and without the scheduler's lock, so it only raises the stream's flag.
-    pub(crate) fn resume(&self, stream: &Arc<StreamInner>) {
-        stream.at_joint.store(false, Ordering::Release);
+    /// Called with and without the scheduler's lock, so it only lowers the flag.
+    pub(crate) fn resume(&self, arrival: &Arrival) {
+        arrival.at_joint().store(false, Ordering::Release);
     }
 
     pub(crate) fn close(&self, stream: &Arc<StreamInner>) {
@@ -82,20 +83,32 @@ impl SimEngine {
             exchange.deliver(member, self.computes);
             lane.queue.pop_front();
         }
+        let launched = lane.launch.take();
+        if let Some(running) = &launched {
+            for meet in running.meets.values() {
+                if let Meet::Here { exchange, member } = meet {
+                    exchange.take(self.computes);
+                    exchange.deliver(*member, self.computes);
+                }
+            }
+            if running.launch.unstarted() > 0 {
+                lane.queue.push_front(Item::Launch(Some(running.launch.clone())));
+            } else {
+                drop(running.launch.give_up());
+            }
+        }
         let queue: Vec<Item> = lane.queue.into();
         if stream.throw_away(&queue, 0) {
             for item in &queue {
-                if let Item::Record(mark) = item {
-                    let parked = mark.complete();
-                    debug_assert!(parked.is_empty(), "BUG: the simulator asks marks, it never parks");
-                }
+                let parked = item.give_up();
+                debug_assert!(parked.is_empty(), "BUG: the simulator asks marks, it never parks");
             }
         } else if !queue.is_empty() {
             state.orphans.push(queue.iter().cloned().collect());
         }
         // Operations may own handles, whose drop comes back here: not under the lock.
         drop(state);
-        drop(queue);
+        drop((queue, launched));
     }
 
     pub(crate) fn expect(&self, ranks: &[u32]) {
@@ -208,14 +221,22 @@ impl SimEngine {
 
     /// Runs one thing, or settles what costs no time; false if nothing can move.
     fn step<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, bool) {
-        let settled = state.settle_all();
+        let mut settled = state.settle_all();
+        while !state.spent.is_empty() {
+            // They may own the last handles of streams, whose drop comes back here: not under the lock.
+            let spent = std::mem::take(&mut state.spent);
+            drop(state);
+            drop(spent);
+            state = self.lock();
+            settled |= state.settle_all();
+        }
         if state.heads.is_empty() || (settled && state.hosts.can_pass()) {
             return (state, settled);
         }
         let of = state.heads.len();
         let picked = state.chooser.pick(of);
-        let key = state.heads[picked];
-        let candidate = state.candidate(key);
+        let head = state.heads[picked];
+        let candidate = state.candidate(head);
         state.step += 1;
         let step = state.step;
         drop(state);
@@ -226,21 +247,22 @@ impl SimEngine {
     /// Without the lock.
     fn run(&self, candidate: Candidate, step: u64) {
         match candidate {
-            Candidate::Op(stream, body) => {
-                if cpu::run_op(&stream, &body, &Alone, self.computes) {
-                    cpu::trace_run(&stream.device, (body.stream, body.seq, body.op.name), step, step);
+            Candidate::Op(stream, op) => {
+                if cpu::run_op(&stream.device, &op, &Alone, self.computes) {
+                    cpu::trace_run(&stream.device, op.position(), op.op().name, step, step);
+                }
+                if let Some(node) = op.position().node {
+                    self.lock().finish(&stream, Some(node));
                 }
             }
             Candidate::Take(exchange) => exchange.take(self.computes),
             Candidate::Deliver(exchange, member) => {
                 exchange.deliver(member, self.computes);
-                let (body, stream) = (&exchange.arrivals[member].body, &exchange.arrivals[member].stream);
-                cpu::trace_run(&stream.device, (body.stream, body.seq, body.name()), step, step);
-                stream.at_joint.store(false, Ordering::Release);
-                let mut state = self.lock();
-                let lane = state.lane(stream);
-                lane.meet = None;
-                lane.queue.pop_front();
+                let arrival = &exchange.arrivals[member];
+                let (joint, stream) = (&arrival.joint, &arrival.stream);
+                cpu::trace_run(&stream.device, joint.position(), joint.body().name(), step, step);
+                arrival.at_joint().store(false, Ordering::Release);
+                self.lock().finish(stream, joint.position().node);
             }
         }
     }

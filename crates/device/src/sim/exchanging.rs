@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 use crate::{
     cpu,
     exchange::Piece,
-    meeting::{Arrival, pieces_of},
+    joint::{Arrival, pieces_of},
 };
 
 /// All members have come; each goes on when its own part is delivered.

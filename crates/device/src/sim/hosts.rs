@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::{Asked, stream::Mark};
+use crate::{Asked, queue::Mark};
 
 /// What a rank's thread is doing.
 pub(super) enum Host {

@@ -4,6 +4,7 @@ mod chooser;
 mod engine;
 mod exchanging;
 mod hosts;
+mod running;
 mod search;
 mod state;
 

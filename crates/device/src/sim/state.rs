@@ -7,16 +7,25 @@ use std::{
     thread::ThreadId,
 };
 
-use super::{chooser::Chooser, exchanging::Exchanging, hosts::Hosts};
+use super::{chooser::Chooser, exchanging::Exchanging, hosts::Hosts, running::Running};
 use crate::{
     Asked, Departure, Error, cpu,
     device::DeviceInner,
-    meeting::{Arrival, Met},
-    stream::{Item, OpBody, StreamInner},
+    graph::NodeKind,
+    joint::{Arrival, JointRef},
+    meeting::Met,
+    queue::{Item, OpAt, StreamInner},
 };
 
 /// Streams by rank, then by number.
 pub(super) type Key = (u32, u32);
+
+/// Something that may run: at the head of a stream, or a node of the launch there.
+#[derive(Clone, Copy)]
+pub(super) struct Head {
+    key: Key,
+    node: Option<u32>,
+}
 
 /// All that the lock guards.
 pub(super) struct State {
@@ -24,8 +33,10 @@ pub(super) struct State {
     pub(super) streams: BTreeMap<Key, Lane>,
     /// What streams that were dropped still had to wait for and to record.
     pub(super) orphans: Vec<VecDeque<Item>>,
-    /// Streams at whose head something may run, as last settled.
-    pub(super) heads: Vec<Key>,
+    /// Where something may run, as last settled.
+    pub(super) heads: Vec<Head>,
+    /// Launches that have ended.
+    pub(super) spent: Vec<Running>,
     pub(super) hosts: Hosts,
     /// The thread that makes steps now. Operations run without the lock, because they may own handles whose drop
     /// comes back here; until they are done, nobody else gets past `SimEngine::free`.
@@ -40,11 +51,13 @@ pub(super) struct Lane {
     pub(super) queue: VecDeque<Item>,
     /// In a joint operation: the stream goes on when its own part is delivered.
     pub(super) meet: Option<Meet>,
+    /// A launch under way: the stream goes on when it has ended.
+    pub(super) launch: Option<Running>,
 }
 
 /// Where a stream is in a joint operation.
 pub(super) enum Meet {
-    /// Others are missing. The stream's `at_joint` flag falls when the meeting is given up.
+    /// Others are missing. The `at_joint` flag falls when the meeting is given up.
     Parked,
     /// All have come.
     Here { exchange: Arc<Exchanging>, member: usize },
@@ -52,7 +65,7 @@ pub(super) enum Meet {
 
 /// Something that may run now.
 pub(super) enum Candidate {
-    Op(Arc<StreamInner>, Arc<OpBody>),
+    Op(Arc<StreamInner>, OpAt),
     Take(Arc<Exchanging>),
     Deliver(Arc<Exchanging>, usize),
 }
@@ -68,6 +81,7 @@ impl State {
             streams: BTreeMap::new(),
             orphans: Vec::new(),
             heads: Vec::new(),
+            spent: Vec::new(),
             hosts: Hosts::default(),
             driver: None,
             step: 0,
@@ -98,20 +112,45 @@ impl State {
         }
     }
 
-    /// What stands at the head of a stream, taken out of its queue if it is an operation.
-    pub(super) fn candidate(&mut self, key: Key) -> Candidate {
-        let lane = self.streams.get_mut(&key).expect("BUG: a key of this map");
-        match &lane.meet {
-            Some(Meet::Here { exchange, member }) if exchange.is_taken() => {
-                Candidate::Deliver(exchange.clone(), *member)
+    /// What may run at `head`, taken out of its queue or its launch if it is an operation.
+    pub(super) fn candidate(&mut self, head: Head) -> Candidate {
+        let lane = self.streams.get_mut(&head.key).expect("BUG: a key of this map");
+        let stream = || lane.stream.upgrade().expect("BUG: a lane goes with its stream's last handle");
+        let meet = match (head.node, &lane.launch) {
+            (Some(node), Some(running)) => running.meets.get(&node),
+            _ => lane.meet.as_ref(),
+        };
+        if let Some(Meet::Here { exchange, member }) = meet {
+            return match exchange.is_taken() {
+                true => Candidate::Deliver(exchange.clone(), *member),
+                false => Candidate::Take(exchange.clone()),
+            };
+        }
+        match (head.node, &mut lane.launch) {
+            (Some(node), Some(running)) => {
+                running.ready.remove(&node);
+                running.launch.start(1);
+                Candidate::Op(stream(), OpAt::Node(running.launch.clone(), node))
             }
-            Some(Meet::Here { exchange, .. }) => Candidate::Take(exchange.clone()),
             _ => {
-                let stream = lane.stream.upgrade().expect("BUG: a lane goes with its stream's last handle");
+                let stream = stream();
                 match lane.queue.pop_front() {
-                    Some(Item::Op(body)) => Candidate::Op(stream, body),
+                    Some(Item::Op(body)) => Candidate::Op(stream, OpAt::Eager(body)),
                     _ => unreachable!("BUG: stream '{}' has nothing to run", stream.name),
                 }
+            }
+        }
+    }
+
+    /// A joint operation is over for this member, or an operation of a launch has run.
+    pub(super) fn finish(&mut self, stream: &StreamInner, node: Option<u32>) {
+        // An operation may drop the last handle of its own stream.
+        let Some(lane) = self.streams.get_mut(&key(stream)) else { return };
+        match (node, &mut lane.launch) {
+            (Some(node), Some(running)) => running.finish(node),
+            _ => {
+                lane.meet = None;
+                lane.queue.pop_front();
             }
         }
     }
@@ -126,7 +165,7 @@ impl State {
                 match item {
                     Item::Wait(mark) if !mark.is_done() => break,
                     Item::Record(mark) => drop(mark.complete()),
-                    Item::Wait(_) | Item::Op(_) | Item::Joint(_) => {}
+                    Item::Wait(_) | Item::Op(_) | Item::Joint(_) | Item::Launch(_) => {}
                 }
                 queue.pop_front();
             }
@@ -141,6 +180,13 @@ impl State {
         let mut moved = false;
         loop {
             let lane = self.streams.get_mut(&key).expect("BUG: a key of this map");
+            if lane.launch.is_some() {
+                moved |= self.settle_launch(key);
+                if self.streams[&key].launch.is_some() {
+                    return moved;
+                }
+                continue;
+            }
             match &lane.meet {
                 Some(Meet::Parked) => {
                     if lane.stream.upgrade().is_some_and(|stream| stream.at_joint.load(Ordering::Acquire)) {
@@ -151,7 +197,7 @@ impl State {
                 }
                 Some(Meet::Here { exchange, member }) => {
                     if *member == 0 || exchange.is_taken() {
-                        self.heads.push(key);
+                        self.heads.push(Head { key, node: None });
                     }
                     return moved;
                 }
@@ -165,15 +211,19 @@ impl State {
                         lane.queue.pop_front();
                     }
                     Some(Item::Op(_)) => {
-                        self.heads.push(key);
+                        self.heads.push(Head { key, node: None });
                         return moved;
                     }
-                    Some(Item::Joint(body)) => {
-                        let body = body.clone();
+                    Some(Item::Joint(call)) => {
+                        let joint = JointRef::Call(call.clone());
                         let stream = lane.stream.upgrade().expect("BUG: a lane goes with its stream's last handle");
-                        stream.at_joint.store(true, Ordering::Release);
                         lane.meet = Some(Meet::Parked);
-                        self.arrive(Arrival { stream, body });
+                        self.arrive(Arrival { stream, joint });
+                    }
+                    Some(Item::Launch(launch)) => {
+                        let launch = launch.clone().expect("BUG: a launch that has begun begins again");
+                        lane.launch = Some(Running::new(launch));
+                        lane.queue.pop_front();
                     }
                 },
             }
@@ -181,17 +231,97 @@ impl State {
         }
     }
 
+    /// Does what costs no time in a launch, and adds to `heads` what may run there. True if anything changed.
+    fn settle_launch(&mut self, key: Key) -> bool {
+        let mut settled = false;
+        loop {
+            let mut moved = false;
+            let ready: Vec<u32> =
+                self.streams[&key].launch.iter().flat_map(|running| &running.ready).copied().collect();
+            for node in &ready {
+                moved |= self.settle_node(key, *node);
+            }
+            let lane = self.streams.get_mut(&key).expect("BUG: a key of this map");
+            if let Some(running) = lane.launch.take_if(|running| running.is_over()) {
+                let parked = running.launch.finish();
+                debug_assert!(parked.is_empty(), "BUG: the simulator asks marks, it never parks");
+                self.spent.push(running);
+                return true;
+            }
+            settled |= moved;
+            if !moved {
+                break;
+            }
+        }
+        let running = self.streams[&key].launch.as_ref().expect("BUG: it is not over");
+        let may_run = |node: &&u32| match running.meets.get(node) {
+            Some(Meet::Here { exchange, member }) => *member == 0 || exchange.is_taken(),
+            Some(Meet::Parked) => false,
+            None => matches!(running.launch.exec.graph.nodes[**node as usize].kind, NodeKind::Op(_)),
+        };
+        self.heads.extend(running.ready.iter().filter(may_run).map(|node| Head { key, node: Some(*node) }));
+        settled
+    }
+
+    /// Settles a ready node of a launch if that costs no time. True if anything changed.
+    fn settle_node(&mut self, key: Key, node: u32) -> bool {
+        let lane = self.streams.get_mut(&key).expect("BUG: a key of this map");
+        let Some(running) = &mut lane.launch else { return false };
+        let launch = running.launch.clone();
+        match launch.exec.graph.nodes[node as usize].kind {
+            NodeKind::Op(_) => false,
+            NodeKind::Wait(gate, _) => {
+                let open = launch.gate(gate).is_none_or(|mark| mark.is_done());
+                if open {
+                    launch.start(1);
+                    running.finish(node);
+                }
+                open
+            }
+            NodeKind::Record(gate) => {
+                let parked = launch.gate(gate).expect("BUG: a record without a mark").complete();
+                debug_assert!(parked.is_empty(), "BUG: the simulator asks marks, it never parks");
+                launch.start(1);
+                running.finish(node);
+                true
+            }
+            NodeKind::Joint(_) => match running.meets.get(&node) {
+                Some(Meet::Here { .. }) => false,
+                Some(Meet::Parked) => {
+                    let over = !launch.exec.at_joint[node as usize].load(Ordering::Acquire);
+                    if over {
+                        running.finish(node);
+                    }
+                    over
+                }
+                None => {
+                    running.meets.insert(node, Meet::Parked);
+                    let stream = lane.stream.upgrade().expect("BUG: a lane goes with its stream's last handle");
+                    self.arrive(Arrival { stream, joint: JointRef::Node(launch, node) });
+                    true
+                }
+            },
+        }
+    }
+
     fn arrive(&mut self, arrival: Arrival) {
-        let (machine, meeting) = (arrival.stream.device.machine.clone(), arrival.body.meeting.clone());
+        let machine = arrival.stream.device.machine.clone();
+        let meeting = arrival.joint.body().meeting.clone();
+        arrival.at_joint().store(true, Ordering::Release);
         let let_go = |arrivals: &[Arrival]| {
-            arrivals.iter().for_each(|a| a.stream.at_joint.store(false, Ordering::Release));
+            arrivals.iter().for_each(|a| a.at_joint().store(false, Ordering::Release));
         };
         match meeting.arrive(arrival) {
             Met::Parked => {}
             Met::Ready(arrivals) => {
                 let exchange = Arc::new(Exchanging::new(arrivals));
                 for (member, a) in exchange.arrivals.iter().enumerate() {
-                    self.lane(&a.stream).meet = Some(Meet::Here { exchange: exchange.clone(), member });
+                    let (lane, exchange) = (self.lane(&a.stream), exchange.clone());
+                    let meet = Meet::Here { exchange, member };
+                    match (a.joint.position().node, &mut lane.launch) {
+                        (Some(node), Some(running)) => drop(running.meets.insert(node, meet)),
+                        _ => lane.meet = Some(meet),
+                    }
                 }
             }
             Met::Disagree { arrivals, asked } => {

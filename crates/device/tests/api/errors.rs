@@ -38,7 +38,7 @@ fn a_failed_operation_is_named_and_stays(driver: &Driver) {
     stream.launch(set(&floats(&device, "v", 1), 1.0)).unwrap();
     stream.launch(failing("h3.mlp", "the loss is NaN")).unwrap();
     let error = stream.synchronize().unwrap_err();
-    let want = OpRef { name: "fail", site: "h3.mlp".into(), rank: 7, stream: "backward".into(), seq: 1 };
+    let want = OpRef { name: "fail", site: "h3.mlp".into(), rank: 7, stream: "backward".into(), seq: 1, node: None };
     assert_eq!(op_of(&error), &want);
     assert_eq!(error.chain(), "fail@h3.mlp (rank 7, stream 'backward', #1) failed: the loss is NaN");
     assert_eq!(error.source().unwrap().to_string(), "the loss is NaN");

@@ -120,7 +120,7 @@ fn dry_rank(rank: &Rank, machine: &Machine, config: &Config) -> Result<DryRank, 
 }
 
 /// Text for one pass of an evaluation, if there are any; what is in it does not matter to a plan.
-fn eval_corpus(config: &Config) -> Result<Corpus, TrainError> {
+pub(super) fn eval_corpus(config: &Config) -> Result<Corpus, TrainError> {
     let needed = if config.train.eval_interval > 0 { config.model.seq_len + 1 } else { 0 };
     Ok(Corpus::from_text(&"a".repeat(needed), Tokenizer::Bytes, "0,1".parse()?))
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use data::{Batches, Corpus, Windows};
-use device::{Machine, Trace};
+use device::{Machine, Note, Trace};
 use pgroups::Rank;
 
 use super::{
@@ -116,6 +116,7 @@ impl RankLoop<'_> {
         let lr = config.schedule().lr(step - 1);
         let batch = batches.next_batch()?;
         let parts: Vec<_> = batch.microbatches().collect();
+        self.run.stream.device().note(|| Note::Step(step));
         self.run.stop.submit(&self.run.stream, self.shared.stop.asked(rank, step))?;
         self.run.step(&parts, lr as f32)?;
         self.losses.submitted(&self.run, lr)
