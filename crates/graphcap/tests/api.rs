@@ -1,6 +1,7 @@
 //! The one test binary of this crate.
 
 mod api {
+    mod captures; // what a capture takes down
     mod claims; // each kind of finding, once with and once without the mistake
     mod files; // traces written and read back
     mod machines; // programs on simulated machines: verdicts against results
@@ -14,5 +15,6 @@ mod api {
     mod schedule_slots; // memory of inputs
     mod schedule_support; // pipelines to test with
     mod shrinking; // smallest failing cases
+    mod support; // publishers and sinks that say what is asked of them
     mod traces; // traces made by hand
 }
