@@ -1,8 +1,10 @@
 //! The one test binary of this crate.
 
 mod api {
+    mod arguments; // what a replay is given
     mod captures; // what a capture takes down
     mod claims; // each kind of finding, once with and once without the mistake
+    mod conditions; // what must be published before a replay
     mod files; // traces written and read back
     mod machines; // programs on simulated machines: verdicts against results
     mod oracle; // random traces against reachability, counted out
