@@ -5,7 +5,10 @@ mod api {
     mod captures; // what a capture takes down
     mod claims; // each kind of finding, once with and once without the mistake
     mod conditions; // what must be published before a replay
+    mod deletion; // everything goes, or is told
     mod files; // traces written and read back
+    mod gates; // where graphs wait and what they tell
+    mod invalidation; // what has changed since the capture
     mod machines; // programs on simulated machines: verdicts against results
     mod oracle; // random traces against reachability, counted out
     mod runners_groups; // which groups share runners

@@ -88,7 +88,7 @@ impl Crowd {
 /// Publishes by copying what was written to where readers look.
 pub(crate) struct Bucket {
     name: String,
-    comm: Stream,
+    pub(crate) comm: Stream,
     /// Written, and read.
     pub(crate) memory: Vec<(View, View)>,
     written: Event,
@@ -156,6 +156,7 @@ impl Bucket {
 /// Waits for gradients: adds them all up in `sum` when asked to.
 pub(crate) struct Sink {
     pub(crate) flag: View,
+    flag_set: Event,
     free: Event,
     landed: Crowd,
     log: Log,
@@ -166,16 +167,17 @@ impl Sink {
     pub(crate) fn new(stream: &Stream, log: &Log) -> Sink {
         let flag = floats(&stream.device(), "flag", 1);
         stream.upload(&flag, vec![0.0f32]).unwrap();
-        let free = stream.device().event("free");
+        let [flag_set, free] = ["flag set", "free"].map(|name| stream.device().event(name));
+        stream.record(&flag_set).unwrap();
         stream.record(&free).unwrap();
-        Sink { flag, free, landed: Crowd::default(), log: log.clone() }
+        Sink { flag, flag_set, free, landed: Crowd::default(), log: log.clone() }
     }
 
     /// The next microbatches add.
     pub(crate) fn set_flag(&self, stream: &Stream, value: f32) {
         self.landed.wait(stream, Why("test.flag_after_landed")).unwrap();
         stream.upload(&self.flag, vec![value]).unwrap();
-        stream.record(&self.free).unwrap();
+        stream.record(&self.flag_set).unwrap();
     }
 
     /// `sum = grad` behind everything that has landed.
@@ -190,6 +192,7 @@ impl Landed for Sink {
     fn open(&self, param: &Param, stream: &Stream) -> Result<Keep, PgError> {
         self.log.say(format!("open {} {}", param.name(), stream.name()));
         stream.wait(&self.free, Why("test.grad_after_free"))?;
+        stream.wait(&self.flag_set, Why("test.grad_after_flag"))?;
         self.landed.wait(stream, Why("test.grad_after_landed"))?;
         Ok(self.first_use())
     }
@@ -230,8 +233,9 @@ impl Rig {
         let (mut buckets, mut sinks, mut params) = (Vec::new(), Vec::new(), Vec::new());
         for (i, &size) in sizes.iter().enumerate() {
             let first = params.len();
-            let memory: Vec<(View, View)> =
-                (0..size).map(|_| (floats(&device, "source", NUMEL), floats(&device, "value", NUMEL))).collect();
+            let memory: Vec<(View, View)> = (first..first + size)
+                .map(|at| (floats(&device, "source", NUMEL), floats(&device, &format!("w{at}"), NUMEL)))
+                .collect();
             let bucket = Arc::new(bucket(&device, &format!("b{i}"), memory.clone(), &log));
             bucket.write(&optimizer, (i + 1) as f32);
             for (at, (_, value)) in memory.iter().enumerate() {
@@ -290,6 +294,18 @@ impl Rig {
         get(&self.compute, &self.out)
     }
 
+    /// Reads w0 and w1 in turns, and writes 20, 21, ... to w1 in between.
+    pub(crate) fn eagerly_changing(machine: &Machine, rounds: usize) -> Vec<f32> {
+        let rig = Rig::new(machine, &[1, 1]);
+        for round in 0..rounds {
+            for read in [0, 1] {
+                rig.fold(&mut Turn::eager(Pass::Forward), read, &rig.compute).unwrap();
+            }
+            rig.buckets[1].write(&rig.optimizer, 20.0 + round as f32);
+        }
+        rig.result()
+    }
+
     /// The same reads eagerly, on another rig of the same kind.
     pub(crate) fn eagerly(machine: &Machine, sizes: &[usize], reads: &[usize]) -> Vec<f32> {
         let rig = Rig::new(machine, sizes);
@@ -345,7 +361,8 @@ pub(crate) fn fold(value: &View, out: &View) -> Op {
     })
 }
 
-fn add(grad: &View, how: Accumulate<'_>, value: f32) -> Op {
+/// Adds into a gradient, as kernels do.
+pub(crate) fn add(grad: &View, how: Accumulate<'_>, value: f32) -> Op {
     let mut accesses = vec![Access::update(grad)];
     let overwrite = matches!(how, Accumulate::Overwrite);
     if let Accumulate::Keep(flag) = how {
