@@ -11,6 +11,7 @@ mod api {
     mod invalidation; // what has changed since the capture
     mod machines; // programs on simulated machines: verdicts against results
     mod oracle; // random traces against reachability, counted out
+    mod replays; // replays against eager passes
     mod runners_groups; // which groups share runners
     mod runners_pool; // which runner serves a call
     mod runners_turns; // forward and backward in turn
@@ -22,4 +23,5 @@ mod api {
     mod shrinking; // smallest failing cases
     mod support; // publishers and sinks that say what is asked of them
     mod traces; // traces made by hand
+    mod training; // data-parallel training to run claims on
 }
