@@ -11,6 +11,7 @@ mod api {
     mod invalidation; // what has changed since the capture
     mod machines; // programs on simulated machines: verdicts against results
     mod oracle; // random traces against reachability, counted out
+    mod purity; // captures and warm-up change nothing
     mod replays; // replays against eager passes
     mod runners_groups; // which groups share runners
     mod runners_pool; // which runner serves a call
@@ -24,4 +25,6 @@ mod api {
     mod support; // publishers and sinks that say what is asked of them
     mod traces; // traces made by hand
     mod training; // data-parallel training to run claims on
+    mod two_models; // two collections in one process
+    mod verified; // what is proved of captured training, and noticed
 }

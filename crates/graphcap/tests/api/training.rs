@@ -6,7 +6,7 @@ use ddp::{
     AdamConfig, BucketSize, Ddp, DdpConfig, DeclaredParam, Optimizer, OptimizerConfig, ParamBuffers, PlanConfig,
     Sharding,
 };
-use device::{Access, DType, Device, Machine, MemoryKind, Note, Op, Stream, View, ops::Accumulate};
+use device::{Access, DType, Device, Machine, Note, Op, Stream, View, ops::Accumulate};
 use graphcap::{CaptureScope, GateMode, Graph, GraphConfig, GraphSet, Scope};
 use pgroups::{
     After, Epochs, GlobalRank, GradOut, Init, Key, Layout, LayoutConfig, Needs, Param, ParamClass, ParamSpec, Pass,
@@ -290,7 +290,7 @@ impl Trainer {
     }
 
     /// All values, moments, counts, activations.
-    fn finish(self) -> Result<Vec<u32>, Caught> {
+    pub(crate) fn finish(self) -> Result<Vec<u32>, Caught> {
         self.ddp.publish(&self.compute)?;
         let all = self.snapshot()?;
         self.device.synchronize()?;
