@@ -171,6 +171,17 @@ impl Core {
         }
     }
 
+    /// Tells a trace that a captured step has written, and perhaps published, a group's values.
+    pub(crate) fn note_step(&self, group: usize, stream: &Stream) {
+        let this = &self.groups[group];
+        let epochs = this.gates.epochs();
+        let peers = self.peers(this.class);
+        stream.note(|| this.wrote(|bucket| &bucket.own_values));
+        if epochs.is_current() {
+            stream.note(|| this.issued(epochs.written, if peers.sharded { peers.gather.name() } else { "" }));
+        }
+    }
+
     /// Values were written whole, on every rank: there is nothing to gather.
     pub(crate) fn wrote_whole(&self, group: usize, stream: &Stream) -> Result<(), DdpError> {
         let this = &self.groups[group];
