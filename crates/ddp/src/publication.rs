@@ -55,14 +55,14 @@ impl BucketGroup {
     /// The last write, of this part of each bucket.
     fn wrote(&self, part: impl Fn(&BucketViews) -> &View) -> Note {
         let regions = self.buckets.iter().map(|bucket| TraceAccess::from(&Access::write(part(bucket))));
-        let (publisher, epoch) = (self.gates.published.name().to_owned().into(), self.gates.epochs().written);
+        let (publisher, epoch) = (self.gates.published.label(), self.gates.epochs().written);
         Note::Written { publisher, epoch, regions: regions.collect() }
     }
 
     /// The publication of a write that begins.
     fn issued(&self, epoch: u64, group: &str) -> Note {
         let regions = self.buckets.iter().map(|bucket| TraceAccess::from(&Access::write(&bucket.values)));
-        let publisher = self.gates.published.name().to_owned().into();
+        let publisher = self.gates.published.label();
         Note::Issued { publisher, epoch, group: group.to_owned().into(), regions: regions.collect() }
     }
 }

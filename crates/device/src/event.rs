@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Device, Error, Position, engine::Awaited, stream::Mark};
+use crate::{Device, Error, Label, Position, engine::Awaited, stream::Mark};
 
 /// The record that a wait binds to.
 #[derive(Clone)]
@@ -38,6 +38,11 @@ impl Event {
     /// Name given when the event was made.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// The name, shared, for traces.
+    pub fn label(&self) -> Label {
+        (&self.0.name).into()
     }
 
     /// How often it has been recorded.
