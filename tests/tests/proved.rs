@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use device::{Label, Machine, Trace};
+use device::{Label, Machine, Trace, TraceEvent};
 use graphcap::verify::{Finding, Noticed, VerifyOptions, mutate, verify};
 use trainer::{Config, TrainError, trace_steps};
 
@@ -41,6 +41,31 @@ fn three_steps_of_training_are_free_of_races_on_every_driver() {
             let report = verify(&traced(&machine, overrides).unwrap(), &VerifyOptions::default());
             assert!(report.is_clean(), "{overrides:?} on {}: {report}", machine.driver());
             assert!(report.operations() > 500, "{report}");
+        }
+    }
+}
+
+const SCOPES: [&[&str]; 7] = [
+    &["graph.scope=layer", "graph.gates=in-graph"],
+    &["graph.scope=layer", "graph.gates=before-replay"],
+    &["graph.scope=chunk", "graph.gates=in-graph"],
+    &["graph.scope=chunk", "graph.gates=before-replay"],
+    &["graph.scope=microbatch", "graph.gates=in-graph"],
+    &["graph.scope=microbatch", "graph.gates=before-replay"],
+    &["graph.scope=step"],
+];
+
+#[test]
+fn steps_from_graphs_of_every_scope_are_free_of_races_on_every_driver() {
+    let dispatches = ["ddp.dispatch=chain", "ddp.dispatch=aligned", "ddp.dispatch=with-optimizer"];
+    for (graphs, dispatch) in SCOPES.into_iter().flat_map(|graphs| dispatches.map(|dispatch| (graphs, dispatch))) {
+        let overrides = [graphs, &SHARDED, &[dispatch]].concat();
+        for machine in [Machine::dry(), Machine::sim(3), Machine::cpu(2).unwrap()] {
+            let trace = traced(&machine, &overrides).unwrap();
+            let launches = trace.events.iter().filter(|event| matches!(event, TraceEvent::Launch { .. })).count();
+            assert!(launches >= 4, "{overrides:?}: two steps on two ranks are launched, not submitted");
+            let report = verify(&trace, &VerifyOptions::default());
+            assert!(report.is_clean(), "{overrides:?} on {}: {report}", machine.driver());
         }
     }
 }

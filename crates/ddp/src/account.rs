@@ -162,6 +162,21 @@ impl HostState for Core {
         })
     }
 
+    fn announce(&self, effects: &(dyn Any + Send + Sync), stream: &Stream) {
+        let added: &Added = own(effects);
+        for (group, added) in added.groups.iter().enumerate() {
+            let written = self.groups[group].gates.epochs().written;
+            match added.published {
+                Published::None => {}
+                Published::Before => self.note_issued(group, written, stream),
+                Published::Own => {
+                    self.note_written(group, written + added.writes, stream);
+                    self.note_issued(group, written + added.writes, stream);
+                }
+            }
+        }
+    }
+
     fn add(&self, effects: &(dyn Any + Send + Sync), stream: &Stream) {
         let added: &Added = own(effects);
         let mut state = lock(&self.state);
@@ -175,7 +190,9 @@ impl HostState for Core {
             };
             group.gates.set(written, issued, added.quiet);
             state.publications[at] = added.publication.map(|p| Publication { epoch: issued, ..p });
-            self.note_step(at, stream);
+            if added.published != Published::Own {
+                self.note_written(at, written, stream);
+            }
         }
         let now = self.counters();
         self.set_counters(std::array::from_fn(|i| now[i] + added.counts[i]));
@@ -227,6 +244,8 @@ impl HostState for StateGates {
     fn since(&self, _before: &(dyn Any + Send + Sync)) -> Box<dyn Any + Send + Sync> {
         Box::new(())
     }
+
+    fn announce(&self, _effects: &(dyn Any + Send + Sync), _stream: &Stream) {}
 
     fn add(&self, _effects: &(dyn Any + Send + Sync), _stream: &Stream) {}
 

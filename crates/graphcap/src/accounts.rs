@@ -34,6 +34,11 @@ impl Held<'_> {
         Ok(self.0.iter().try_for_each(|(account, _)| account.join(stream))?)
     }
 
+    /// Tells a trace what the launch that follows on `stream` does.
+    pub(crate) fn announce(&self, stream: &Stream) {
+        self.0.iter().for_each(|(account, effects)| account.announce(&***effects, stream));
+    }
+
     /// Adds what the graph does, behind its launch on `stream`.
     pub(crate) fn apply(&self, stream: &Stream) -> Result<(), GraphError> {
         self.0.iter().try_for_each(|(account, effects)| {

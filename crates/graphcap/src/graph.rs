@@ -152,6 +152,7 @@ impl Graph {
         accounts.join(stream)?;
         live.inputs.copy_in(name, stream, given)?;
         stream.note(|| Note::Scope { graph: lane.executable.trace().id, scope: self.0.scope.name().into() });
+        accounts.announce(stream);
         stream.launch_graph(&lane.executable)?;
         live.links.apply(&gates)?;
         accounts.apply(stream)?;

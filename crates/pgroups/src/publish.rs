@@ -162,6 +162,9 @@ pub trait HostState: Send + Sync {
     /// What has been added to the account since `before` was saved.
     fn since(&self, before: &(dyn Any + Send + Sync)) -> Box<dyn Any + Send + Sync>;
 
+    /// Tells a trace, ahead of a launch on `stream`, what [`HostState::since`] gave. Changes nothing.
+    fn announce(&self, effects: &(dyn Any + Send + Sync), stream: &Stream);
+
     /// Adds what [`HostState::since`] gave, as if it had been submitted once more: to `stream`, which is behind it.
     fn add(&self, effects: &(dyn Any + Send + Sync), stream: &Stream);
 
