@@ -17,6 +17,7 @@ conformance! {
         a_graph_keeps_its_memory_alive,
         executables_of_another_device_are_refused,
         nodes_are_behind_exactly_what_the_streams_were_behind,
+        a_point_behind_two_branches_is_behind_both,
         a_wait_that_adds_nothing_adds_no_edge,
         a_dropped_wait_inside_a_capture_loses_its_edge_and_is_told,
         a_dropped_join_does_not_leave_the_stream_unjoined,
@@ -148,6 +149,23 @@ fn nodes_are_behind_exactly_what_the_streams_were_behind(driver: &Driver) {
     });
     let want = [(0, vec![]), (1, vec![0]), (0, vec![0]), (2, vec![2, 1]), (1, vec![1]), (0, vec![3, 4])];
     assert_eq!(shape(&graph), want);
+}
+
+/// The point that is waited for has one of the waiter's own nodes among those it is directly behind.
+fn a_point_behind_two_branches_is_behind_both(driver: &Driver) {
+    let (device, a) = open(&driver.machine(), 0, "a");
+    let (b, c, count) = (device.stream("b").unwrap(), device.stream("c").unwrap(), Counter::default());
+    let op = |stream: &Stream| stream.launch(count.op(Vec::new())).unwrap();
+    let graph = captured(&a, || {
+        order(&a, &c, "fork c");
+        op(&a); // 0
+        op(&c); // 1
+        order(&a, &b, "a to b");
+        order(&c, &b, "c to b");
+        order(&b, &a, "both to a");
+        op(&a); // 2
+    });
+    assert_eq!(shape(&graph), [(0, vec![]), (2, vec![]), (0, vec![0, 1])]);
 }
 
 fn a_wait_that_adds_nothing_adds_no_edge(driver: &Driver) {
@@ -338,6 +356,7 @@ fn branches_of_a_graph_run_side_by_side(driver: &Driver) {
         })
     };
     let graph = captured(&a, || {
+        a.launch(Counter::default().op(Vec::new())).unwrap();
         order(&a, &b, "fork");
         a.launch(meet()).unwrap();
         b.launch(meet()).unwrap();
