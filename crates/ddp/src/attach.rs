@@ -52,6 +52,7 @@ pub(crate) fn build(
         phase: Phase::Idle,
         microbatch: 0,
         paused: 0,
+        away: None,
         owned: 0,
         used: vec![0; params.len()],
         opened: vec![0; params.len()],

@@ -9,7 +9,7 @@ use device::{Event, Stream, View};
 use pgroups::{Group, Param, ParamClass, Replica};
 
 use crate::{
-    BucketPlan, DdpConfig, DdpError,
+    BucketPlan, Buffers, DdpConfig, DdpError,
     gates::{Crowd, Gates},
     plan::BucketId,
     readiness::Readiness,
@@ -110,6 +110,8 @@ pub(crate) struct StepState {
     pub(crate) microbatch: u32,
     /// Guards that say that this is not the last microbatch.
     pub(crate) paused: u32,
+    /// What is offloaded.
+    pub(crate) away: Option<Buffers>,
     /// Guards whose holder dispatches publications.
     pub(crate) owned: u32,
     /// By parameter: landings in this step.

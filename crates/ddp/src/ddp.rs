@@ -6,16 +6,17 @@ use device::{Stream, View};
 use pgroups::{Group, ParamClass, ProcessGroups};
 
 use crate::{
-    BucketPlan, Completion, DdpConfig, DdpError, ParamBuffers, Publication, Record, Scaling, attach::build,
+    BucketPlan, Buffers, Completion, DdpConfig, DdpError, ParamBuffers, Publication, Record, Scaling, attach::build,
     completion::Planned, core::Core, gates::lock, why,
 };
 
 /// Data parallelism of one rank: gradients of replicas reduced bucket by bucket, values published bucket by bucket.
 ///
 /// A step: [`begin_microbatch`](Ddp::begin_microbatch), forward and backward with [`Whole`](pgroups::Whole) weights or
-/// others that ask through a [`Turn`](pgroups::Turn), [`end_microbatch`](Ddp::end_microbatch), again for each microbatch, all but the last inside
-/// [`no_sync`](Ddp::no_sync); then [`finish_grads`](Ddp::finish_grads) and the optimizer's step. Nothing here waits for
-/// the device but [`attach`](Ddp::attach). All ranks of a reduction group do the same in the same order.
+/// others that ask through a [`Turn`](pgroups::Turn), [`end_microbatch`](Ddp::end_microbatch), again for each
+/// microbatch, all but the last inside [`no_sync`](Ddp::no_sync); then [`finish_grads`](Ddp::finish_grads) and the
+/// optimizer's step. Nothing here waits for the device but [`attach`](Ddp::attach) and [`offload`](Ddp::offload). All
+/// ranks of a reduction group do the same in the same order.
 pub struct Ddp {
     core: Arc<Core>,
     completions: Vec<Planned>,
@@ -98,8 +99,8 @@ impl Ddp {
         self.core.begin_microbatch(stream)
     }
 
-    /// f32 `[1]` on the device: 0 in the first microbatch of a step, then 1. What a captured pass multiplies what is
-    /// in the gradients by before a parameter's first contribution.
+    /// f32 `[1]` on the device: 0 in the first microbatch of a step, then 1. A parameter's first contribution of a
+    /// microbatch multiplies what is in its gradient by it; a captured pass bakes its address in.
     #[must_use]
     pub fn keep(&self) -> &View {
         &self.core.keep
@@ -150,8 +151,9 @@ impl Ddp {
     /// With sharding, only this rank's shards hold them.
     ///
     /// # Errors
-    /// The device's.
+    /// [`DdpError::Offloaded`]; the device's.
     pub fn read_grads(&self, stream: &Stream) -> Result<(), DdpError> {
+        self.core.resident(Buffers::Grads)?;
         Ok(stream.wait(&self.core.finished, why::READ_GRADS_AFTER_REDUCE)?)
     }
 
@@ -216,6 +218,7 @@ impl Ddp {
         loaded: Loaded,
         mut write: impl FnMut(&BucketMemory) -> Result<(), DdpError>,
     ) -> Result<(), DdpError> {
+        self.core.resident(Buffers::Values)?;
         if let Some(group) = self.core.unread() {
             return Err(DdpError::PublicationInFlight { group: group.to_owned() });
         }

@@ -1,11 +1,11 @@
 //! What can go wrong in this crate.
 
-use std::{fmt, ops::Range};
+use std::fmt;
 
 use pgroups::{GlobalRank, ParamClass, PgError};
 use thiserror::Error;
 
-use crate::Stored;
+use crate::{Buffers, Stored};
 
 /// Failures of plans, of the reduction, of the publication and of the optimizer.
 #[derive(Debug, Clone, Error)]
@@ -140,6 +140,15 @@ pub enum DdpError {
     /// The end of a step inside a guard that says there is more to come.
     #[error("the step ends inside no_sync: drop the guard before the last microbatch")]
     StillPaused,
+    /// A gradient that was written without asking whether its buffer was free.
+    #[error(
+        "gradient of '{param}' was written before its buffer was opened: call Turn::open, or Landed::open, before each \
+         contribution; the last step may still be reading there"
+    )]
+    NotOpened {
+        /// The parameter.
+        param: String,
+    },
     /// A gradient that would stay on this rank.
     #[error(
         "gradient of '{param}' landed behind the reduction of {group}: it has more uses in this step than in the last"
@@ -178,6 +187,20 @@ pub enum DdpError {
         /// The bucket group.
         group: String,
     },
+    /// Buffers that would leave the device within a step.
+    #[error(
+        "{what} are offloaded between two steps: finish this one's gradients first, or give them up with zero_grads"
+    )]
+    OffloadInStep {
+        /// The buffers.
+        what: Buffers,
+    },
+    /// A use of buffers that are in host memory. Nothing was submitted.
+    #[error("the {what} are offloaded, and their memory is lent: restore them first (Offloaded::restore)")]
+    Offloaded {
+        /// The buffers.
+        what: Buffers,
+    },
     /// A division by tokens that scaling does not ask for, or the other way round.
     #[error("scaling {scaling} {rule}")]
     Tokens {
@@ -195,16 +218,6 @@ pub enum DdpError {
         value: f64,
         /// What must hold.
         rule: &'static str,
-    },
-    /// Ranges with a weight decay of their own must cover the buffer in order, each element once.
-    #[error("decay range {range:?} does not begin where the one before it ends ({expected}), or ends past {numel}")]
-    DecayRange {
-        /// The range that does not fit.
-        range: Range<usize>,
-        /// Where it should begin.
-        expected: usize,
-        /// Elements of the buffer.
-        numel: usize,
     },
     /// A parameter in a group that does not exist.
     #[error("parameter '{param}' is in optimizer group {group}, there are {groups}")]
@@ -238,11 +251,12 @@ pub enum DdpError {
     #[error("a chain of no optimizers: give at least one")]
     EmptyChain,
     /// The device refused or failed.
-    #[error(transparent)]
+    // Not transparent, which would hide it from whoever looks for the cause of a rank's failure.
+    #[error("the device refused or failed under data parallelism")]
     Device(#[from] device::Error),
     /// A group refused or failed.
-    #[error(transparent)]
-    Group(Box<PgError>),
+    #[error("a group refused or failed under data parallelism")]
+    Group(#[source] Box<PgError>),
 }
 
 impl From<PgError> for DdpError {

@@ -117,6 +117,11 @@ impl Gates {
         self.quiet.set(true);
     }
 
+    /// The next reader has to ask the owner.
+    pub(crate) fn unsettle(&self) {
+        self.quiet.set(false);
+    }
+
     /// Orders the first write of the next epoch behind everything that reads or writes the values now.
     pub(crate) fn open_for_write(&self, written: &Event, stream: &Stream) -> Result<(), DdpError> {
         stream.wait(written, crate::why::WRITE_AFTER_WRITE)?;

@@ -17,15 +17,12 @@ mod gates; //       what streams wait for
 mod reduction; //   gradients land, buckets are reduced
 mod completion; //  what follows the buckets
 mod publication; // written values become readable
+mod offload; //     buffers leave the device and come back
 mod agree; //       ranks compare their parameters
 pub mod why;
-// Optimizers.
 mod optimizer; //   AdamW on shards, one decision for all ranks
-mod adam; //        AdamW over one flat buffer
-mod replicas; //    one all-reduce, for whoever needs no buckets
 mod error;
 
-pub use self::adam::{Adam, AdamConfig, DecayRange};
 pub use self::buffers::{DeclaredParam, ParamBuffers, Training};
 pub use self::completion::{Completion, CompletionStage};
 pub use self::config::{Accumulation, ChunkPlace, DdpConfig, Dispatch, GradOverlap, PostGather, Precision, Unfilled};
@@ -34,14 +31,15 @@ pub use self::core::Record;
 pub use self::core::{Cause, Publication};
 pub use self::ddp::{BucketMemory, Counters, Ddp, Loaded, NoSync, OwnSchedule};
 pub use self::error::{DdpError, Unready};
+pub use self::offload::{Buffers, Offloaded};
 pub use self::optimizer::{
-    GradCheck, LossScale, LossScaleConfig, NormKind, Optimizer, OptimizerConfig, ParamGroup, StepOutcome,
+    AdamConfig, CountZeros, GradCheck, LossScale, LossScaleConfig, NormKind, Optimizer, OptimizerConfig, ParamGroup,
+    StepOutcome,
 };
 pub use self::plan::{
     Bucket, BucketId, BucketPlan, BucketSize, BufferKey, BufferPlan, BusPadding, Copies, Fragment, GradType, Joining,
     PlanConfig, PlannedParam, Sharding, Slot, Stored, default_bucket_numel,
 };
-pub use self::replicas::Replicas;
 pub use self::scaling::{ClassScaling, Replication, Scaling};
 
 /// The page's snippets compile and run.

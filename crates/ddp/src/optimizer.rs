@@ -4,6 +4,7 @@ mod loss_scale; // dynamic loss scale
 mod norm; //       the norm of all gradients, counted once
 mod settings; //   what holds for a run
 mod shards; //     masters and moments
+mod zeros; //      how many gradients are zero
 
 use device::{
     DType, Event, MemoryKind, Stream, View,
@@ -15,22 +16,24 @@ use self::{
     loss_scale::DeviceScale,
     norm::{GlobalNorm, ModelGroups},
     shards::Part,
+    zeros::ZeroCount,
 };
 pub use self::{
     loss_scale::{LossScale, LossScaleConfig, StepOutcome},
-    settings::{GradCheck, NormKind, OptimizerConfig, ParamGroup},
+    settings::{AdamConfig, CountZeros, GradCheck, NormKind, OptimizerConfig, ParamGroup},
 };
-use crate::{Ddp, DdpError, Scaling, gates::Crowd, why};
+use crate::{Buffers, Ddp, DdpError, Scaling, gates::Crowd, why};
 
 /// AdamW with f32 masters and moments for what this rank owns of every bucket; one or several models step as one.
 ///
-/// A step: wait for the reduced gradients, norm and check, clip factor, count, then bucket by bucket update and
+/// A step: wait for the reduced gradients, norm and check, clip factor, zeros, count, then bucket by bucket update and
 /// publish. A step whose gradients are not all finite on all ranks changes no value, moment or count on any, and
 /// still is a write: its unchanged values are published. Everything that changes from step to step is device memory.
 pub struct Optimizer {
     config: OptimizerConfig,
     parts: Vec<Part>,
     norm: GlobalNorm,
+    zeros: Option<ZeroCount>,
     scale: Option<DeviceScale>,
     /// By optimizer group: f32 `[Hyper::LEN]`.
     hyper: Vec<View>,
@@ -114,6 +117,10 @@ impl Optimizer {
         for (view, value) in [(norm.value(), 0.0), (norm.skip(), 0.0)] {
             stream.launch(Fill { y: view, value }.op("ddp.norm")?)?;
         }
+        let zeros = match config.zeros {
+            CountZeros::EachStep => Some(ZeroCount::new(&parts, &device)?),
+            CountZeros::Off => None,
+        };
         let scale = config.loss_scale.map(|scale| DeviceScale::new(scale, stream)).transpose()?;
         let stepped = device.event("ddp.stepped");
         stream.record(&stepped)?;
@@ -121,6 +128,7 @@ impl Optimizer {
             config,
             parts,
             norm,
+            zeros,
             scale,
             hyper,
             steps,
@@ -136,11 +144,12 @@ impl Optimizer {
     /// the order in which forward reads them.
     ///
     /// # Errors
-    /// [`DdpError::Rates`]; those of the device and of the groups.
+    /// [`DdpError::Rates`]; [`DdpError::Offloaded`]; those of the device and of the groups.
     pub fn step(&mut self, stream: &Stream, rates: &[f32]) -> Result<(), DdpError> {
         if rates.len() != self.hyper.len() {
             return Err(DdpError::Rates { got: rates.len(), want: self.hyper.len() });
         }
+        self.parts.iter().try_for_each(|part| part.core.resident(Buffers::All))?;
         let _span = tracing::debug_span!("ddp.step_optimizer").entered();
         self.open_state(stream)?;
         for (scalars, rate) in self.hyper.iter().zip(rates) {
@@ -152,6 +161,9 @@ impl Optimizer {
                 stream.wait(&part.core.finished, why::STEP_AFTER_REDUCE)?;
             }
             self.decide(stream)?;
+            if let Some(zeros) = &self.zeros {
+                zeros.measure(&self.model, stream)?;
+            }
         }
         self.advance(stream, checked)?;
         let skip = checked.then(|| self.norm.skip());
@@ -226,6 +238,7 @@ impl Optimizer {
     /// # Errors
     /// The device's.
     pub fn refresh_masters(&self, stream: &Stream) -> Result<(), DdpError> {
+        self.parts.iter().try_for_each(|part| part.core.resident(Buffers::Values))?;
         self.open_state(stream)?;
         self.parts.iter().try_for_each(|part| part.refresh(stream))?;
         Ok(stream.record(&self.stepped)?)
@@ -238,6 +251,7 @@ impl Optimizer {
     /// The device's.
     pub fn first_nonfinite(&self, stream: &Stream) -> Result<Option<String>, DdpError> {
         for part in &self.parts {
+            part.core.resident(Buffers::Grads)?;
             if let Some(param) = part.first_nonfinite(stream)? {
                 return Ok(Some(param));
             }
@@ -255,6 +269,13 @@ impl Optimizer {
     #[must_use]
     pub fn skipped(&self) -> &View {
         self.norm.skip()
+    }
+
+    /// f32 `[1]`: elements of the last step's gradients that are zero, over the whole model, each counted once, also in
+    /// a step that was skipped; whole numbers up to 2^24, rounded beyond. None where they are not counted.
+    #[must_use]
+    pub fn zeros(&self) -> Option<&View> {
+        self.zeros.as_ref().map(ZeroCount::total)
     }
 
     /// i32 `[1]` of an optimizer group: steps taken, skipped ones left out.

@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Weak, atomic::Ordering};
 
-use device::{Event, Stream};
+use device::{Access, Event, Note, Stream, TraceAccess, View};
 use pgroups::{After, Epochs, PgError, Publish, Quiet};
 
 use crate::{
-    DdpError, Dispatch,
-    core::{Cause, Core, Counts, Publication, Record, StepState},
+    Buffers, DdpError, Dispatch,
+    core::{BucketGroup, BucketViews, Cause, Core, Counts, Publication, Record, StepState},
     gates::{Gates, lock},
     why,
 };
@@ -50,10 +50,28 @@ impl Publish for Publisher {
     }
 }
 
+/// What a trace is told.
+impl BucketGroup {
+    /// The last write, of this part of each bucket.
+    fn wrote(&self, part: impl Fn(&BucketViews) -> &View) -> Note {
+        let regions = self.buckets.iter().map(|bucket| TraceAccess::from(&Access::write(part(bucket))));
+        let (publisher, epoch) = (self.gates.published.name().to_owned().into(), self.gates.epochs().written);
+        Note::Written { publisher, epoch, regions: regions.collect() }
+    }
+
+    /// The publication of a write that begins.
+    fn issued(&self, epoch: u64, group: &str) -> Note {
+        let regions = self.buckets.iter().map(|bucket| TraceAccess::from(&Access::write(&bucket.values)));
+        let publisher = self.gates.published.name().to_owned().into();
+        Note::Issued { publisher, epoch, group: group.to_owned().into(), regions: regions.collect() }
+    }
+}
+
 impl Core {
     /// Someone reads a group for the first time since it was written.
     fn first_read(&self, group: usize) -> Result<(), DdpError> {
         let mut state = lock(&self.state);
+        state.resident(Buffers::Values)?;
         if state.owned > 0 {
             return Ok(());
         }
@@ -88,6 +106,7 @@ impl Core {
         let _span = tracing::debug_span!("ddp.publish_group", group = %this.name, ?cause).entered();
         stream.wait(&this.written, why::GATHER_AFTER_WRITE)?;
         let peers = self.peers(this.class);
+        stream.note(|| this.issued(epochs.written, if peers.sharded { peers.gather.name() } else { "" }));
         if peers.sharded {
             let batch = peers.gather.batch();
             let batch = this.buckets.iter().fold(batch, |batch, b| batch.all_gather(&b.own_values, &b.values));
@@ -106,6 +125,7 @@ impl Core {
     /// Publishes every group that is not, and orders `stream` behind all of them.
     pub(crate) fn publish_all(&self, stream: Option<&Stream>) -> Result<(), DdpError> {
         let mut state = lock(&self.state);
+        state.resident(Buffers::Values)?;
         for &group in &self.first_read {
             let gates = &self.groups[group].gates;
             if !gates.is_current() {
@@ -126,7 +146,9 @@ impl Core {
         if group >= groups {
             return Err(DdpError::NoBucketGroup { group, groups });
         }
-        self.publish(&mut lock(&self.state), group, Cause::Forced)
+        let mut state = lock(&self.state);
+        state.resident(Buffers::Values)?;
+        self.publish(&mut state, group, Cause::Forced)
     }
 
     /// What was submitted to `stream` so far has written this rank's shards of a group.
@@ -134,6 +156,7 @@ impl Core {
         let this = &self.groups[group];
         self.record(Record::Written, stream, &this.written)?;
         this.gates.write();
+        stream.note(|| this.wrote(|bucket| &bucket.own_values));
         match self.config.dispatch {
             Dispatch::Chain | Dispatch::Aligned => Ok(()),
             Dispatch::WithOptimizer | Dispatch::AtStep => {
@@ -153,12 +176,26 @@ impl Core {
         let this = &self.groups[group];
         self.record(Record::Written, stream, &this.written)?;
         this.gates.write();
+        stream.note(|| this.wrote(|bucket| &bucket.values));
+        stream.note(|| this.issued(this.gates.epochs().written, ""));
         if let Some(post) = &self.config.post_gather {
             this.buckets.iter().try_for_each(|bucket| post(stream, &bucket.values))?;
         }
-        self.record(Record::Published, stream, &this.gates.published)?;
-        this.gates.issue();
-        this.gates.settle();
+        self.readable(group, stream)
+    }
+
+    /// Values were restored as they had been read: what follows a write was done then.
+    pub(crate) fn restored(&self, group: usize, stream: &Stream) -> Result<(), DdpError> {
+        self.record(Record::Written, stream, &self.groups[group].written)?;
+        self.groups[group].gates.write();
+        self.readable(group, stream)
+    }
+
+    fn readable(&self, group: usize, stream: &Stream) -> Result<(), DdpError> {
+        let gates = &self.groups[group].gates;
+        self.record(Record::Published, stream, &gates.published)?;
+        gates.issue();
+        gates.settle();
         Ok(())
     }
 

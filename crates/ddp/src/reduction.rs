@@ -3,13 +3,13 @@
 use std::{ops::Range, sync::Weak};
 
 use device::{
-    DType, Stream, View,
+    Access, DType, Note, Stream, TraceAccess, View,
     ops::{Axpy, Cast, Factor, Fill, Scale},
 };
 use pgroups::{After, Keep, Landed, Param, PgError};
 
 use crate::{
-    Accumulation, DdpError, GradOverlap, Unfilled,
+    Accumulation, Buffers, DdpError, GradOverlap, Unfilled,
     core::{BucketGroup, BucketViews, Core, Counts, Phase, Record, Staging, StepState},
     error::Unready,
     gates::lock,
@@ -47,6 +47,10 @@ impl Core {
         if state.phase != Phase::Microbatch {
             return Err(DdpError::NoMicrobatch { param: self.params[param].name().to_owned() });
         }
+        // Whoever has not asked may have written over what the last step still reads.
+        if state.opened[param] != state.microbatch {
+            return Err(DdpError::NotOpened { param: self.params[param].name().to_owned() });
+        }
         let group = self.group_of(param);
         if self.records(Record::Landed) {
             group.landed.note(after)?;
@@ -75,7 +79,7 @@ impl Core {
 
     /// Makes the gradient buffer of a parameter writable by `stream`. True for its first contribution of the
     /// microbatch.
-    pub(crate) fn open_grad(&self, param: usize, stream: &Stream) -> Result<bool, DdpError> {
+    fn open_grad(&self, param: usize, stream: &Stream) -> Result<bool, DdpError> {
         let first = {
             let mut state = lock(&self.state);
             if state.phase != Phase::Microbatch {
@@ -89,7 +93,7 @@ impl Core {
         Ok(first)
     }
 
-    fn write_grads(&self, group: &BucketGroup, stream: &Stream) -> Result<(), DdpError> {
+    pub(crate) fn write_grads(&self, group: &BucketGroup, stream: &Stream) -> Result<(), DdpError> {
         group.free.wait(stream, why::GRAD_AFTER_FREE)?;
         stream.wait(&self.finished, why::GRAD_AFTER_FREE)?;
         Ok(group.landed.wait(stream, why::GRAD_AFTER_LANDED)?)
@@ -97,6 +101,7 @@ impl Core {
 
     pub(crate) fn begin_microbatch(&self, stream: &Stream) -> Result<(), DdpError> {
         let mut state = lock(&self.state);
+        state.resident(Buffers::All)?;
         match state.phase {
             Phase::Microbatch => return Err(DdpError::MicrobatchOpen { microbatch: state.microbatch }),
             Phase::Between => {}
@@ -108,6 +113,7 @@ impl Core {
         }
         state.phase = Phase::Microbatch;
         state.microbatch += 1;
+        stream.note(|| Note::Microbatch(u64::from(state.microbatch)));
         let value = match state.microbatch {
             1 => 0.0,
             2 => 1.0,
@@ -142,6 +148,7 @@ impl Core {
     /// Sets all gradients to zero and forgets what has landed.
     pub(crate) fn zero_grads(&self, stream: &Stream) -> Result<(), DdpError> {
         let mut state = lock(&self.state);
+        state.resident(Buffers::Grads)?;
         state.phase = Phase::Idle;
         state.readiness.reset();
         for group in &self.groups {
@@ -198,6 +205,11 @@ impl Core {
         let _span = tracing::debug_span!("ddp.reduce_group", group = %group.name).entered();
         let (stream, peers) = (&self.reduce, self.peers(group.class));
         group.landed.settle(stream, why::REDUCE_AFTER_LANDED)?;
+        stream.note(|| Note::Reduced {
+            bucket: group.name.clone().into(),
+            group: peers.reduce.name().to_owned().into(),
+            regions: group.buckets.iter().map(|bucket| TraceAccess::from(&Access::update(&bucket.grads))).collect(),
+        });
         if peers.scaling.pre != 1.0 {
             let factor = Factor::Const(peers.scaling.pre as f32);
             for BucketViews { grads, .. } in &group.buckets {

@@ -4,10 +4,16 @@
 mod accumulation;
 #[path = "api/adam.rs"]
 mod adam;
+#[path = "api/completion.rs"]
+mod completion;
 #[path = "api/decision.rs"]
 mod decision;
 #[path = "api/mutation.rs"]
 mod mutation;
+#[path = "api/offload.rs"]
+mod offload;
+#[path = "api/opening.rs"]
+mod opening;
 #[path = "api/optimizer.rs"]
 mod optimizer;
 #[path = "api/orders.rs"]
@@ -22,3 +28,7 @@ mod reduction;
 mod scaling;
 #[path = "api/support.rs"]
 mod support;
+#[path = "api/verified.rs"]
+mod verified;
+#[path = "api/zeros.rs"]
+mod zeros;

@@ -184,4 +184,29 @@ mod tests {
         assert_eq!(plan.bytes(), 4000);
         assert_eq!(plan.unshared_bytes(), 12_000);
     }
+
+    #[test]
+    fn buffers_that_one_operation_uses_are_live_together() {
+        // The last use of the first is the first use of the second.
+        let plan = lay_out(&[(1000, 0, 2), (500, 2, 1)]);
+        assert_eq!((plan.bytes(), plan.peak_live_bytes()), (4096 + 2000, 6000));
+    }
+
+    #[test]
+    fn what_no_operation_touches_has_bytes_of_its_own() {
+        let dry = crate::Machine::dry();
+        dry.trace_start();
+        let device = dry.device(0).expect("a device");
+        let stream = device.stream("compute").expect("a stream");
+        let mut frame = crate::Frame::recording(&stream, "pass");
+        let [_unseen, a, c] = [0; 3].map(|_| frame.temp(&[64], DType::F32).expect("a buffer"));
+        for view in [&a, &c] {
+            let touch = crate::Op::host("touch", "test", vec![crate::Access::write(view)], |_| Ok(()));
+            stream.launch(touch).expect("its own stream");
+        }
+        let plan = frame.plan(&dry.trace_stop()).expect("a plan");
+        let offsets: Vec<usize> = plan.places().iter().map(|place| place.offset).collect();
+        assert!(offsets[1] == offsets[2] && offsets[0] != offsets[1], "{offsets:?}");
+        assert_eq!(plan.bytes(), 2 * 256);
+    }
 }

@@ -13,7 +13,7 @@ use crate::{
     TraceEvent, View,
     capture::Capturing,
     cpu::{Claims, Storage},
-    engine::Waited,
+    engine::{Awaited, Waited},
     graph::GraphCounters,
     joint::JointRef,
     machine::MachineInner,
@@ -64,6 +64,17 @@ pub struct MemoryUse {
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|poison| poison.into_inner())
+}
+
+impl Owner {
+    /// Tells the trace what the streams that are open are called.
+    pub(crate) fn name_streams(&self) {
+        let streams = lock(&self.0.streams);
+        for stream in streams.live.iter().filter_map(Weak::upgrade) {
+            let note = || Note::Stream { stream: stream.index, name: stream.name.clone().into() };
+            self.0.machine.tracer.note(self.0.rank, None, note);
+        }
+    }
 }
 
 impl DeviceInner {
@@ -130,19 +141,19 @@ impl DeviceInner {
     }
 
     /// `on` is where `mark` is, for traces.
-    pub(crate) fn wait(&self, mark: &Arc<Mark>, what: &str, on: Position) -> Result<(), Error> {
+    pub(crate) fn wait(&self, mark: &Arc<Mark>, what: Awaited<'_>, on: Position) -> Result<(), Error> {
         let machine = &self.machine;
         match machine.engine.wait_host(self, mark, what) {
             // Now, and not before: what other threads of this rank submit meanwhile is behind nothing.
             Waited::Done => machine.tracer.add(self.rank, || TraceEvent::HostWait {
                 rank: self.rank,
-                what: what.to_owned().into(),
+                what: what.name().to_owned().into(),
                 on,
             }),
             Waited::NothingMoved => {
                 let after = machine.options.timeout;
                 let pending = machine.pending();
-                let error = Error::Timeout { rank: self.rank, stream: what.to_owned(), after, pending };
+                let error = Error::Timeout { rank: self.rank, what: what.to_string(), after, pending };
                 machine.fail(self, error);
             }
         }
@@ -186,6 +197,7 @@ impl Device {
         streams.live.retain(|s| s.strong_count() > 0);
         streams.live.push(Arc::downgrade(&inner));
         drop(streams);
+        self.note(|| Note::Stream { stream: index, name: name.to_owned().into() });
         self.inner().machine.engine.open(&inner);
         Ok(Stream::open(inner, self.clone()))
     }
@@ -288,7 +300,7 @@ impl Device {
         let live: Vec<_> = live.into_iter().filter(|s| !s.is_dropped()).collect();
         let marks = live.iter().map(|s| Ok((s.mark(&s.name)?, s))).collect::<Result<Vec<_>, Error>>()?;
         for ((mark, on), stream) in marks {
-            self.inner().wait(&mark, &stream.name, on)?;
+            self.inner().wait(&mark, Awaited::Stream(&stream.name), on)?;
             stream.inbox.sweep();
         }
         self.inner().check()
@@ -304,7 +316,7 @@ impl Device {
         self.inner().check().err()
     }
 
-    pub(crate) fn wait_host(&self, mark: &Arc<Mark>, what: &str, on: Position) -> Result<(), Error> {
+    pub(crate) fn wait_host(&self, mark: &Arc<Mark>, what: Awaited<'_>, on: Position) -> Result<(), Error> {
         self.inner().wait(mark, what, on)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Access, Device, Element, Error, Op, Position, Site, View, queue::Mark};
+use crate::{Access, Device, Element, Error, Op, Position, Site, View, engine::Awaited, queue::Mark};
 
 type Slot<T> = Arc<Mutex<Vec<T>>>;
 
@@ -44,7 +44,7 @@ impl<T: Element> Download<T> {
     /// # Errors
     /// The device's sticky error; [`Error::Timeout`] or [`Error::Deadlock`].
     pub fn wait(self) -> Result<Vec<T>, Error> {
-        self.device.wait_host(&self.mark, &self.label, self.on)?;
+        self.device.wait_host(&self.mark, Awaited::Values(&self.label), self.on)?;
         Ok(std::mem::take(&mut *self.slot.lock().unwrap_or_else(|poison| poison.into_inner())))
     }
 }

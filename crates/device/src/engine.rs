@@ -1,6 +1,6 @@
 //! The drivers behind one door.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use crate::{
     cpu::CpuEngine,
@@ -16,6 +16,34 @@ pub(crate) enum Waited {
     Done,
     /// The machine's limit passed and nothing completed anywhere.
     NothingMoved,
+}
+
+/// What a host waits for, with its name.
+#[derive(Clone, Copy)]
+pub(crate) enum Awaited<'a> {
+    /// All of a stream so far.
+    Stream(&'a str),
+    /// The last record of an event.
+    Event(&'a str),
+    /// A copy of this memory.
+    Values(&'a str),
+}
+
+impl<'a> Awaited<'a> {
+    pub(crate) fn name(self) -> &'a str {
+        let (Awaited::Stream(name) | Awaited::Event(name) | Awaited::Values(name)) = self;
+        name
+    }
+}
+
+impl fmt::Display for Awaited<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Awaited::Stream(name) => write!(f, "stream '{name}'"),
+            Awaited::Event(name) => write!(f, "event '{name}'"),
+            Awaited::Values(name) => write!(f, "the values of '{name}'"),
+        }
+    }
 }
 
 /// A closed set, so the signatures above carry no driver.
@@ -68,7 +96,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn wait_host(&self, device: &DeviceInner, mark: &Arc<Mark>, what: &str) -> Waited {
+    pub(crate) fn wait_host(&self, device: &DeviceInner, mark: &Arc<Mark>, what: Awaited<'_>) -> Waited {
         match self {
             Engine::Cpu(cpu) => cpu.wait_host(device, mark),
             Engine::Sim(sim) => sim.wait_host(device, mark, what),

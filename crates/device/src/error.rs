@@ -73,12 +73,12 @@ pub enum Error {
         asked: Asked,
     },
     /// Nothing has moved for as long as the machine waits.
-    #[error("rank {rank} waited {after:?} for stream '{stream}' and nothing moved: {pending}")]
+    #[error("rank {rank} waited {after:?} for {what} and nothing moved: {pending}")]
     Timeout {
         /// Rank that waited.
         rank: u32,
-        /// Stream it waited for.
-        stream: String,
+        /// Kind and name of what it waited for: a stream, an event, or values on their way to the host.
+        what: String,
         /// The machine's limit.
         after: Duration,
         /// Who is missing where.
@@ -118,8 +118,10 @@ pub enum Error {
         /// The rank.
         rank: u32,
     },
-    /// A group was opened by ranks that disagree on its members, or by a rank outside it.
-    #[error("group '{group}' has members {members:?}; rank {rank} opens it with {asked:?}")]
+    /// A group was opened by ranks that disagree on its members.
+    #[error(
+        "group '{group}' has members {members:?}; rank {rank} opens it with {asked:?}: give all members the same list"
+    )]
     Members {
         /// Name of the group.
         group: String,
@@ -129,6 +131,38 @@ pub enum Error {
         rank: u32,
         /// Members as it has them.
         asked: Vec<u32>,
+    },
+    /// A group was opened by a rank that is not in its list.
+    #[error("rank {rank} opens group '{group}' of ranks {members:?}: only members open a group, so add it or leave it")]
+    NotAMember {
+        /// Name of the group.
+        group: String,
+        /// The rank.
+        rank: u32,
+        /// Members as it gives them; maybe none.
+        members: Vec<u32>,
+    },
+    /// A group whose list has a rank more than once.
+    #[error("group '{group}' of ranks {members:?} has rank {twice} more than once: each member has one place")]
+    MemberTwice {
+        /// Name of the group.
+        group: String,
+        /// The rank that stands there again.
+        twice: u32,
+        /// The list.
+        members: Vec<u32>,
+    },
+    /// A broadcast from a place that its group does not have.
+    #[error("{op}@{site}: the root is place {root} of a group of {size}; places are 0..{size}")]
+    NoSuchRoot {
+        /// Operation.
+        op: &'static str,
+        /// Place in the model.
+        site: String,
+        /// The place asked for.
+        root: u32,
+        /// Members of the group.
+        size: usize,
     },
     /// Sizes of two tensors do not fit each other.
     #[error("{op}@{site}: {left} is {left_shape:?} and {right} is {right_shape:?}; {rule}")]

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use crate::{Device, Error, Label, Position, capture::CapturedPoint, device::DeviceInner, queue::Mark};
+use crate::{Device, Error, Label, Position, capture::CapturedPoint, device::DeviceInner, engine::Awaited, queue::Mark};
 
 /// The record that a wait binds to.
 #[derive(Clone)]
@@ -81,7 +81,7 @@ impl Event {
     /// then if it is still open; the device's sticky error; [`Error::Timeout`] or [`Error::Deadlock`].
     pub fn synchronize(&self) -> Result<(), Error> {
         let bound = self.bound_for("(host)")?;
-        self.0.device.wait_host(&bound.mark, &self.0.name, bound.at)
+        self.0.device.wait_host(&bound.mark, Awaited::Event(self.name()), bound.at)
     }
 
     fn lock(&self) -> MutexGuard<'_, Latest> {

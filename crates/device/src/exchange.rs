@@ -55,7 +55,7 @@ impl Exchange {
     /// meet nobody.
     ///
     /// # Errors
-    /// [`Error::Shapes`], [`Error::ElementType`], [`Error::Strided`] or [`Error::Setting`].
+    /// [`Error::Shapes`], [`Error::ElementType`], [`Error::Strided`], [`Error::NoSuchRoot`] or [`Error::Setting`].
     pub fn check(self, n: u32, member: u32, site: &Site, accesses: &[Access]) -> Result<(), Error> {
         check_exchange(self, n as usize, member as usize, site, accesses).map(|_| ())
     }
@@ -190,15 +190,16 @@ pub(crate) fn check_exchange(
         Exchange::SendRecv => (member == 0, member == 1, Bigger::Neither),
     };
     let want = usize::from(reads) + usize::from(writes);
+    if let Exchange::Broadcast { root } = exchange
+        && root as usize >= n
+    {
+        return Err(Error::NoSuchRoot { op, site: site.to_owned(), root, size: n });
+    }
     // Parts of an in-place all-to-all would be overwritten before they are sent.
     let may_update = matches!(exchange, Exchange::AllReduce(_));
     let in_place = may_update && accesses.len() == 1 && accesses[0].mode == Mode::Update;
     let fits = in_place || (accesses.len() == want && accesses.iter().all(|a| a.mode != Mode::Update));
-    let group_fits = match exchange {
-        Exchange::SendRecv => n == 2,
-        Exchange::Broadcast { root } => (root as usize) < n,
-        _ => true,
-    };
+    let group_fits = exchange != Exchange::SendRecv || n == 2;
     if !fits || !group_fits || ends.source.is_some() != reads || ends.dest.is_some() != writes {
         return Err(Error::Setting {
             op,
@@ -206,7 +207,7 @@ pub(crate) fn check_exchange(
             setting: "accesses",
             value: accesses.len() as f64,
             rule: "a member brings one read and/or one write as the exchange says, an all_reduce may bring one update; \
-                   a root is a member, send_recv has two",
+                   send_recv has two members",
         });
     }
     let Some(any) = ends.source.or(ends.dest) else {
@@ -243,7 +244,13 @@ pub(crate) fn check_exchange(
         let own_part = matches!(bigger, Bigger::Source | Bigger::Dest)
             && big.flat(member * k..(member + 1) * k)?.region() == small.region();
         if !own_part {
-            return Err(shapes("in place, the small one is this member's own part of the big one"));
+            return Err(shapes(match exchange {
+                Exchange::AllToAll => {
+                    "they share bytes, and parts would be overwritten before they are sent: give a destination apart"
+                }
+                Exchange::AllReduce(_) => "they share bytes: give one update of the same view, or a destination apart",
+                _ => "in place, the small one is this member's own part of the big one",
+            }));
         }
     }
     Ok(Signature { exchange, dtype: any.dtype(), part: k })

@@ -151,7 +151,7 @@ impl Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Access, Machine, Op};
+    use crate::{Access, Exchange, Machine, Op, Reduce};
 
     #[test]
     fn planned_memory_is_refused_to_other_streams() {
@@ -172,6 +172,14 @@ mod tests {
         own.launch(touch(&x)).expect("its own stream");
         let refused = other.launch(touch(&x)).expect_err("another stream").to_string();
         assert!(refused.contains("'compute'") && refused.contains("'copy'"), "{refused}");
+        // Also in what several ranks do together.
+        let meeting = machine.meeting("tp", &[0], 0).expect("a group");
+        let sum = |on: &Stream| on.joint(&meeting, Exchange::AllReduce(Reduce::Sum), "test", vec![Access::update(&x)]);
+        assert!(matches!(sum(&other), Err(Error::PlannedElsewhere { .. })));
+        let gather = (Exchange::AllReduce(Reduce::Max), vec![Access::update(&x)]);
+        let all = other.joint_all(&meeting, "test", vec![gather]);
+        assert!(matches!(all, Err(Error::PlannedElsewhere { .. })));
+        sum(&own).expect("its own stream");
         device.synchronize().expect("no failure");
     }
 

@@ -156,22 +156,22 @@ impl Machine {
     /// way, can be used again for another group.
     ///
     /// # Errors
-    /// [`Error::Members`] when the lists differ, a rank appears twice, or `rank` is no member.
+    /// [`Error::NotAMember`] when `rank` is not in the list, [`Error::MemberTwice`] when a rank appears twice,
+    /// [`Error::Members`] when the lists differ.
     pub fn meeting(&self, name: &str, members: &[u32], rank: u32) -> Result<Meeting, Error> {
         let mut meetings = lock(&self.0.meetings);
         let known = meetings.open.get(name).and_then(Weak::upgrade).filter(|m| !m.is_over());
-        let disagree = |members: &[u32], asked: &[u32]| Error::Members {
-            group: name.to_owned(),
-            members: members.to_vec(),
-            rank,
-            asked: asked.to_vec(),
-        };
-        let distinct: BTreeSet<u32> = members.iter().copied().collect();
-        let member = members.iter().position(|m| *m == rank).filter(|_| distinct.len() == members.len());
-        let member = member.ok_or_else(|| disagree(members, members))?;
+        let mut seen = BTreeSet::new();
+        if let Some(&twice) = members.iter().find(|m| !seen.insert(**m)) {
+            return Err(Error::MemberTwice { group: name.to_owned(), twice, members: members.to_vec() });
+        }
+        let member = members.iter().position(|m| *m == rank);
+        let member =
+            member.ok_or_else(|| Error::NotAMember { group: name.to_owned(), rank, members: members.to_vec() })?;
         if let Some(inner) = known {
             if *inner.members != *members {
-                return Err(disagree(&inner.members, members));
+                let (group, first, asked) = (name.to_owned(), inner.members.to_vec(), members.to_vec());
+                return Err(Error::Members { group, members: first, rank, asked });
             }
             return Ok(Meeting::open(inner, member));
         }
@@ -183,9 +183,12 @@ impl Machine {
         Ok(Meeting::open(inner, member))
     }
 
-    /// Begins to record a trace; what was recorded before is dropped.
+    /// Begins to record a trace; what was recorded before is dropped. It begins with the names of the streams that are
+    /// open.
     pub fn trace_start(&self) {
         self.0.tracer.start();
+        let devices = lock(&self.0.devices).values().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        devices.iter().for_each(|device| device.name_streams());
     }
 
     /// Ends the recording and returns it.

@@ -8,6 +8,7 @@ use crate::{
     capture::Draft,
     device::DeviceInner,
     download::Download,
+    engine::Awaited,
     event::{Bound, Recorded},
     exchange::{Request, check_exchange},
     joint::{JointBody, JointCall},
@@ -314,6 +315,11 @@ impl Stream {
         Ok(Download::new(self.device(), view.label(), slot, self.inner().mark(&what)?))
     }
 
+    /// A trace is being recorded: whatever [`Stream::note`] needs may be made.
+    pub fn is_traced(&self) -> bool {
+        self.inner().device.machine.tracer.is_on()
+    }
+
     /// Says in the trace what the host is doing at this point of the stream. Costs one load when there is none; then
     /// `note` is not made. Nothing is said while the stream captures: nothing is done then.
     pub fn note(&self, note: impl FnOnce() -> Note) {
@@ -337,7 +343,7 @@ impl Stream {
         let inner = self.inner();
         inner.device.check()?;
         let (mark, on) = inner.mark(&inner.name)?;
-        let waited = inner.device.wait(&mark, &inner.name, on);
+        let waited = inner.device.wait(&mark, Awaited::Stream(&inner.name), on);
         inner.inbox.sweep();
         waited
     }

@@ -65,7 +65,10 @@ pub enum PgError {
         planned: GlobalRank,
     },
     /// Ranks that need different groups, or lay them out differently. No group was made.
-    #[error("rank {rank} builds groups [{ours}], rank {other} builds [{theirs}]: layout and needs are the same on all")]
+    #[error(
+        "ranks {rank} and {other} plan different groups, with the keys [{ours}] and [{theirs}]: give every rank the \
+         same layout and the same needs"
+    )]
     NeedsDiffer {
         /// This rank.
         rank: GlobalRank,
@@ -215,25 +218,23 @@ impl PgError {
         PgError::Backend { who, param: param.to_owned(), source: Arc::from(source.into()) }
     }
 
-    /// The first error of type `T` among this one and its causes, those inside `Device` and `Plan` included.
+    /// The first error of type `T` among this one and its causes, those inside `Device` and `Plan` and behind any `Arc`
+    /// or `Box` included. Another crate's error that passes itself off as its cause (a transparent one) hides it.
     #[must_use]
     pub fn cause<T: StdError + 'static>(&self) -> Option<&T> {
         let mut next: Option<&(dyn StdError + 'static)> = Some(self);
-        while let Some(mut error) = next {
-            // A shared or boxed error is an error of its own type, which hides the one inside.
-            if let Some(shared) = error.downcast_ref::<Arc<dyn StdError + Send + Sync>>() {
-                error = &**shared;
-            } else if let Some(boxed) = error.downcast_ref::<Box<device::Error>>() {
-                error = &**boxed;
-            } else if let Some(boxed) = error.downcast_ref::<Box<PlanError>>() {
-                error = &**boxed;
+        while let Some(error) = next {
+            let error = opened(error);
+            if let Some(found) = error.downcast_ref().or_else(|| held::<T>(error)) {
+                return Some(found);
             }
+            // Both pass themselves off as their cause.
             let inside: Option<&(dyn StdError + 'static)> = match error.downcast_ref() {
                 Some(PgError::Device(inner)) => Some(inner),
                 Some(PgError::Plan(inner)) => Some(inner),
                 _ => None,
             };
-            if let Some(found) = error.downcast_ref().or_else(|| inside?.downcast_ref()) {
+            if let Some(found) = inside.and_then(|inner| inner.downcast_ref()) {
                 return Some(found);
             }
             next = error.source();
@@ -246,6 +247,27 @@ impl PgError {
     pub fn chain(&self) -> String {
         Chain(self).to_string()
     }
+}
+
+/// What a shared or boxed error holds; any other as it is. They are errors of types of their own, whose source is
+/// already the next one.
+fn opened<'e>(mut error: &'e (dyn StdError + 'static)) -> &'e (dyn StdError + 'static) {
+    while let Some(inner) = error
+        .downcast_ref::<Arc<dyn StdError + Send + Sync>>()
+        .map(|shared| &**shared as &(dyn StdError + 'static))
+        .or_else(|| held::<PgError>(error).map(|inner| inner as _))
+        .or_else(|| held::<PlanError>(error).map(|inner| inner as _))
+        .or_else(|| held::<device::Error>(error).map(|inner| inner as _))
+    {
+        error = inner;
+    }
+    error
+}
+
+/// The `T` in a shared or a boxed one.
+fn held<'e, T: StdError + 'static>(error: &'e (dyn StdError + 'static)) -> Option<&'e T> {
+    let shared = error.downcast_ref::<Arc<T>>().map(|shared| &**shared);
+    shared.or_else(|| error.downcast_ref::<Box<T>>().map(|boxed| &**boxed))
 }
 
 #[cfg(test)]

@@ -21,8 +21,9 @@ pub(crate) fn check(config: &LayoutConfig) -> Result<Layout, PlanError> {
     check_sizes_are_positive(config, &mut violations);
     check_own_axes(config, &mut violations);
     let extent = extent(config, &mut violations);
-    let dp = replicas(config, ParamClass::Dense, extent.ranks, &mut violations);
-    let expt_dp = replicas(config, ParamClass::Expert, extent.ranks, &mut violations);
+    let mut left = |class| extent.ranks.and_then(|ranks| replicas(config, class, ranks, &mut violations));
+    let (dp, expt_dp) = (left(ParamClass::Dense), left(ParamClass::Expert));
+    tell_the_dense_grid_alone(&mut violations);
     check_instances(config, dp, expt_dp, &mut violations);
     check_pp_last(config, &orders, dp, expt_dp, &mut violations);
     check_context_levels(config, &mut violations);
@@ -166,7 +167,8 @@ fn check_own_axes(config: &LayoutConfig, violations: &mut Vec<LayoutViolation>) 
 
 struct Extent {
     world_size: u32,
-    ranks: u32,
+    /// None if no world holds as many, which is told.
+    ranks: Option<u32>,
 }
 
 /// How many ranks the layout covers, out of how many.
@@ -193,7 +195,7 @@ fn extent(config: &LayoutConfig, violations: &mut Vec<LayoutViolation>) -> Exten
         });
     }
     let clamp = |n: u128| u32::try_from(n).unwrap_or(u32::MAX);
-    Extent { world_size: config.world_size.unwrap_or(clamp(end)), ranks: clamp(ranks) }
+    Extent { world_size: config.world_size.unwrap_or(clamp(end)), ranks: u32::try_from(ranks).ok() }
 }
 
 /// The replicas that the other sizes leave; none if they do not fit, which is told.
@@ -226,6 +228,19 @@ fn replicas(
         violations.push(LayoutViolation::Replicas { field, class, given, quotient, axes, ranks });
     }
     Some(quotient)
+}
+
+/// Ranks that divide by the dense product divide by an expert product that is part of it: one mistake is told once.
+fn tell_the_dense_grid_alone(violations: &mut Vec<LayoutViolation>) {
+    let dense = violations.iter().find_map(|violation| match violation {
+        LayoutViolation::Indivisible { class: ParamClass::Dense, product, .. } => Some(*product),
+        _ => None,
+    });
+    let Some(dense) = dense else { return };
+    violations.retain(|violation| {
+        !matches!(violation, LayoutViolation::Indivisible { class: ParamClass::Expert, product, .. }
+            if dense.is_multiple_of(*product))
+    });
 }
 
 fn check_instances(

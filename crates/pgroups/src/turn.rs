@@ -1,6 +1,6 @@
 //! The only way to a parameter's value.
 
-use device::{Stream, View, Why};
+use device::{Access, Note, Stream, TraceAccess, View, Why};
 
 use crate::{
     error::PgError,
@@ -18,6 +18,18 @@ pub enum Pass {
     Backward,
     /// Forward once more, inside backward: reads what forward read.
     Recompute,
+}
+
+impl Pass {
+    /// In traces.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Pass::Forward => "forward",
+            Pass::Backward => "backward",
+            Pass::Recompute => "recompute",
+        }
+    }
 }
 
 /// Which pass this is, and whether it is being captured: handed down to whoever reads parameters, never ambient.
@@ -66,7 +78,11 @@ impl<'c> Turn<'c> {
             (Pass::Forward, None) => make_ready(param, stream)?,
             (Pass::Backward | Pass::Recompute, _) => {}
         }
-        Ok(param.view())
+        let view = param.view();
+        if self.recorder.is_none() {
+            note_read(param, stream, &view, self.pass);
+        }
+        Ok(view)
     }
 
     /// The read of `param` on `stream` ends with what was submitted so far: its memory may be written behind that.
@@ -76,7 +92,10 @@ impl<'c> Turn<'c> {
     pub fn done(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
         match &mut self.recorder {
             Some(recorder) => recorder.done(param, stream),
-            None => param.publisher().map_or(Ok(()), |publisher| publisher.done(After::Stream(stream))),
+            None => param.publisher().map_or(Ok(()), |publisher| {
+                stream.note(|| Note::Released { publisher: publisher.event().name().to_owned().into() });
+                publisher.done(After::Stream(stream))
+            }),
         }
     }
 
@@ -99,7 +118,14 @@ impl<'c> Turn<'c> {
     pub fn landed(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
         match &mut self.recorder {
             Some(recorder) => recorder.landed(param, stream),
-            None => param.landed_sink().map_or(Ok(()), |sink| sink.landed(param, After::Stream(stream))),
+            None => param.landed_sink().map_or(Ok(()), |sink| {
+                // Before the sink hears of it: it may reduce at once.
+                stream.note(|| Note::Landed {
+                    param: param.name().to_owned().into(),
+                    regions: vec![TraceAccess::from(&Access::update(&param.main_grad()))],
+                });
+                sink.landed(param, After::Stream(stream))
+            }),
         }
     }
 
@@ -107,6 +133,23 @@ impl<'c> Turn<'c> {
     pub fn enter(&mut self, pass: Pass) -> Pass {
         std::mem::replace(&mut self.pass, pass)
     }
+}
+
+/// What is read, by the name of its publication's event, for whoever checks a trace.
+fn note_read(param: &Param, stream: &Stream, view: &View, pass: Pass) {
+    if !stream.is_traced() {
+        return;
+    }
+    let Some(publisher) = param.publisher() else { return };
+    let epochs = publisher.epochs();
+    stream.note(|| Note::Read {
+        publisher: publisher.event().name().to_owned().into(),
+        param: param.name().to_owned().into(),
+        pass: pass.name().into(),
+        written: epochs.written,
+        issued: epochs.issued,
+        regions: vec![TraceAccess::from(&Access::read(view))],
+    });
 }
 
 /// Issues, compares, then orders: a stale value is refused before anything waits for it.

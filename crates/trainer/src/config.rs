@@ -60,7 +60,8 @@ pub struct ModelConfig {
     pub layers: usize,
     /// Width of the residual stream.
     pub dim: usize,
-    /// Attention heads; divides `dim`. Default: the count whose heads are nearest to 64 wide.
+    /// Attention heads; divides `dim`, into heads of even width for llama. Default: the count whose heads are nearest to
+    /// 64 wide.
     pub heads: usize,
     /// Key-value heads; divides `heads`. Default `heads`.
     pub kv_heads: usize,
@@ -70,6 +71,10 @@ pub struct ModelConfig {
     pub vocab: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
+    /// Base of the rotary angles: larger for longer sequences; none for gpt2, which learns its positions. Default
+    /// [`model::LlamaConfig::ROPE_BASE`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_base: Option<usize>,
     /// Whether the embedding is the output layer, too. Default true for gpt2, false for llama.
     pub tied: bool,
 }
@@ -186,7 +191,7 @@ pub struct LogConfig {
     pub interval: u64,
     /// How progress is shown. Default auto.
     pub progress: ProgressKind,
-    /// Tokens to generate when training has finished; 0: none. Default 200.
+    /// Tokens to generate when training has finished; 0: none, at most 100 000. Default 200.
     pub sample_tokens: usize,
     /// Whether the run folder gets TensorBoard event files, too. Default true.
     pub tensorboard: bool,

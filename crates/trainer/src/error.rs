@@ -59,6 +59,12 @@ pub enum TrainError {
         #[source]
         source: io::Error,
     },
+    /// Two runs in one folder at once.
+    #[error("'{path}' is being written by another run: give each run a folder of its own with --run-dir")]
+    FolderInUse {
+        /// The file that both would write.
+        path: PathBuf,
+    },
     /// A result cannot be printed.
     #[error("cannot print the result")]
     Print {

@@ -51,6 +51,9 @@ impl EventFile {
             ("train/grad_norm", Some(metrics.grad_norm)),
             ("train/tokens_per_s", Some(metrics.tokens_per_s as f32)),
             ("train/mfu", Some(metrics.mfu as f32)),
+            ("seconds/forward", Some(metrics.phases.forward.slowest)),
+            ("seconds/backward", Some(metrics.phases.backward.slowest)),
+            ("seconds/update", Some(metrics.phases.update.slowest)),
             ("eval/loss", metrics.eval_loss),
         ];
         let mut summary = Message::default();
@@ -238,6 +241,10 @@ mod tests {
             tokens_per_s: 1e4,
             mfu: 0.5,
             seconds: 0.1,
+            phases: crate::PhaseTimes {
+                forward: crate::Spread { fastest: 0.25, slowest: 0.5 },
+                ..crate::PhaseTimes::default()
+            },
             eval_loss: None,
         };
         let mut first = EventFile::create(&dir).unwrap();
@@ -251,7 +258,10 @@ mod tests {
         assert_eq!(records.len(), 3);
         assert!(fields(&records[0]).contains(&(3, b"brain.Event:2".to_vec())));
         let want = [("train/loss", 2.5), ("train/lr", 1e-3), ("train/grad_norm", 0.75), ("train/tokens_per_s", 1e4)];
-        let want = want.into_iter().chain([("train/mfu", 0.5)]).map(|(tag, n)| (tag.to_owned(), n as f32));
+        let want = want
+            .into_iter()
+            .chain([("train/mfu", 0.5), ("seconds/forward", 0.5), ("seconds/backward", 0.0), ("seconds/update", 0.0)])
+            .map(|(tag, n)| (tag.to_owned(), n as f32));
         let mut want: Vec<_> = want.collect();
         assert_eq!(scalars(&records[1]), (300, want.clone()));
         want.push(("eval/loss".to_owned(), 3.25));

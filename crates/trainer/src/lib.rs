@@ -23,12 +23,12 @@ pub use self::{
     },
     error::TrainError,
     events::EventFile,
-    metrics::{MetricsFile, StepMetrics, read_metrics},
+    metrics::{MetricsFile, PhaseTimes, Spread, StepMetrics, read_metrics},
     plot::{loss_curve, write_loss_curve},
     report::{Doctor, Finding, Progress, ProgressConfig, RunSummary},
     timeline::{Clock, StreamNames, timeline, write_timeline},
     train::{
         ParallelSummary, Placement, RunEnd, RunOptions, RunPlan, Signal, StopSource, TimelineConfig, Trained,
-        default_run_dir, dry_run, plan_run, product_peak, train,
+        default_run_dir, dry_run, plan_run, product_peak, trace_steps, train,
     },
 };

@@ -3,8 +3,8 @@
 use crate::error::TrainError;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::{
-    fs::{self, File},
-    io::Write,
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
@@ -35,9 +35,33 @@ pub struct StepMetrics {
     /// Wall time from when the last step's loss was known to when this one's was, evaluations left out.
     #[serde(deserialize_with = "f64_or_null")]
     pub seconds: f64,
+    /// Where the time went. The next step's forward may run beside this one's update.
+    #[serde(default)]
+    pub phases: PhaseTimes,
     /// Mean loss on the eval split behind this step's update, in nats per token; none where there was no evaluation.
     #[serde(default, deserialize_with = "some_f32_or_null", skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f32>,
+}
+
+/// Seconds that ranks spent in the phases of a step, by the clock of whoever computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PhaseTimes {
+    /// Forward passes of all microbatches, waits for gathered parameters included.
+    pub forward: Spread,
+    /// Backward passes of all microbatches.
+    pub backward: Spread,
+    /// From the end of the last backward pass to the end of the update: what is left of the reductions then, norm,
+    /// update.
+    pub update: Spread,
+}
+
+/// Seconds of all ranks. Far apart, they show that ranks wait for one of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Of the fastest rank.
+    pub fastest: f32,
+    /// Of the slowest rank.
+    pub slowest: f32,
 }
 
 fn f32_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
@@ -62,10 +86,10 @@ pub struct MetricsFile {
 
 impl MetricsFile {
     /// Makes the folder if need be, and a new `metrics.jsonl` in it. One that is already there belongs to an earlier
-    /// run and is kept, as `metrics.1.jsonl` or the next free number.
+    /// run and is kept, as `metrics.1.jsonl` or the next free number. While a run has it open it is locked.
     ///
     /// # Errors
-    /// [`TrainError::Write`] with the file or folder.
+    /// [`TrainError::FolderInUse`] while another run writes there; [`TrainError::Write`] with the file or folder.
     pub fn create(dir: &Path) -> Result<MetricsFile, TrainError> {
         let cannot = |path: &Path| {
             let path = path.to_owned();
@@ -73,12 +97,17 @@ impl MetricsFile {
         };
         fs::create_dir_all(dir).map_err(cannot(dir))?;
         let path = dir.join("metrics.jsonl");
+        if path.is_dir() {
+            return Err(cannot(&path)(io::ErrorKind::IsADirectory.into()));
+        }
         if path.exists() {
+            lock(&OpenOptions::new().append(true).open(&path).map_err(cannot(&path))?, &path)?;
             let free = (1u64..).map(|n| dir.join(format!("metrics.{n}.jsonl"))).find(|kept| !kept.exists());
             let free = free.expect("BUG: one of 2^64 names is free");
             fs::rename(&path, &free).map_err(cannot(&free))?;
         }
         let file = File::create_new(&path).map_err(cannot(&path))?;
+        lock(&file, &path)?;
         Ok(MetricsFile { path, file })
     }
 
@@ -96,6 +125,17 @@ impl MetricsFile {
     /// Where the lines go.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+/// Marks a file as in use for as long as it is open.
+fn lock(file: &File, path: &Path) -> Result<(), TrainError> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(TrainError::FolderInUse { path: path.to_owned() }),
+        // Some shared file systems have no locks, and runs there must not fail for it.
+        Err(TryLockError::Error(source)) if source.kind() == io::ErrorKind::Unsupported => Ok(()),
+        Err(TryLockError::Error(source)) => Err(TrainError::Write { path: path.to_owned(), source }),
     }
 }
 
@@ -138,6 +178,7 @@ mod tests {
             tokens_per_s: 12_345.678,
             mfu: 0.4,
             seconds: 0.16,
+            phases: PhaseTimes { backward: Spread { fastest: 0.1, slowest: 0.12 }, ..PhaseTimes::default() },
             eval_loss: None,
         }
     }
@@ -155,9 +196,12 @@ mod tests {
         let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
         let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
         let keys: Vec<&str> = first.as_object().unwrap().keys().map(String::as_str).collect();
-        for key in ["step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu", "seconds"] {
+        for key in ["step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu", "seconds", "phases"] {
             assert!(keys.contains(&key), "{key} is not in {keys:?}");
         }
+        // Lines of before there were phases are read, too.
+        fs::write(dir.join("old.jsonl"), text.lines().next().unwrap().replace("\"phases\"", "\"other\"")).unwrap();
+        assert_eq!(read_metrics(&dir.join("old.jsonl")).unwrap()[0].phases, PhaseTimes::default());
         fs::remove_dir_all(folder("flushed")).unwrap_or_default();
     }
 
@@ -170,6 +214,32 @@ mod tests {
         let losses = ["metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl"]
             .map(|name| read_metrics(&dir.join(name)).unwrap()[0].loss);
         assert_eq!(losses, [1.0, 2.0, 3.0]);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_another_run_writes_to_is_refused_until_it_ends() {
+        let dir = folder("in-use");
+        let mut first = MetricsFile::create(&dir).unwrap();
+        first.write(&step(1, 4.0)).unwrap();
+        let refused = MetricsFile::create(&dir).unwrap_err();
+        assert!(matches!(&refused, TrainError::FolderInUse { path } if path.ends_with("metrics.jsonl")), "{refused}");
+        assert!(refused.to_string().contains("--run-dir"), "{refused}");
+        first.write(&step(2, 3.0)).unwrap();
+        assert_eq!(read_metrics(first.path()).unwrap().len(), 2, "nothing was moved away");
+        drop(first);
+        MetricsFile::create(&dir).unwrap();
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_folder_in_the_place_of_the_file_is_told_and_left_there() {
+        let dir = folder("is-a-folder");
+        fs::create_dir_all(dir.join("metrics.jsonl")).unwrap();
+        let refused = MetricsFile::create(&dir).unwrap_err();
+        let TrainError::Write { path, source } = &refused else { panic!("{refused}") };
+        assert!(path.ends_with("metrics.jsonl") && source.kind() == io::ErrorKind::IsADirectory, "{source}");
+        assert!(dir.join("metrics.jsonl").is_dir());
         fs::remove_dir_all(dir).unwrap();
     }
 

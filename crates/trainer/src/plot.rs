@@ -61,11 +61,15 @@ pub fn loss_curve(title: &str, metrics: &[StepMetrics]) -> String {
 /// # Errors
 /// [`TrainError::Write`] with the file.
 pub fn write_loss_curve(dir: &Path, title: &str, metrics: &[StepMetrics]) -> Result<PathBuf, TrainError> {
-    let path = dir.join("loss.svg");
-    let half = dir.join("loss.svg.tmp");
+    let [path, half] = curve_files(dir);
     let written = fs::write(&half, loss_curve(title, metrics)).and_then(|()| fs::rename(&half, &path));
     written.map_err(|source| TrainError::Write { path: path.clone(), source })?;
     Ok(path)
+}
+
+/// The loss curve of a folder, and its file while it is half written.
+pub(crate) fn curve_files(dir: &Path) -> [PathBuf; 2] {
+    ["loss.svg", "loss.svg.tmp"].map(|name| dir.join(name))
 }
 
 /// Values to pixels, with round ticks.

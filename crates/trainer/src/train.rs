@@ -10,7 +10,9 @@ mod normalize; // what a token's gradient is multiplied with
 mod normalize_test;
 #[cfg(test)]
 mod parallel_test;
+mod outputs; // what a run writes at its end, made sure of before
 mod peak; // what products can do here at best
+mod phases; // where the time of a step goes
 mod plan; // memory and work, from a dry pass of the same program
 mod rank; // what one rank owns, and one step of it
 mod rank_loop; // the loop of one rank
@@ -18,15 +20,19 @@ mod resident; // memory of this process, as the system counts it
 mod run; // the run: data, plan, machine, ranks, files
 mod run_log; // what a run writes while it goes on
 mod stop; // how a run is asked to end, and how all ranks learn of it
+mod traced; // a few steps with a trace from the start
 mod trace_window; // the steps of a run that are traced
 mod trained; // what a run leaves
 mod writer; // text from the trained model
 
+#[cfg(test)]
+pub(crate) use self::rank::gpt_plan;
 pub use self::{
     data_parallel::ParallelSummary,
     peak::product_peak,
     plan::{RunPlan, dry_run, plan_run},
     run::{RunOptions, TimelineConfig, default_run_dir, train},
     stop::{Signal, StopSource},
+    traced::trace_steps,
     trained::{Placement, RunEnd, Trained},
 };

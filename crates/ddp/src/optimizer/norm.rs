@@ -30,7 +30,7 @@ impl ModelGroups {
         self.expert = self.expert.take().or(other.expert);
     }
 
-    fn of(&self, class: ParamClass) -> &Group {
+    pub(super) fn of(&self, class: ParamClass) -> &Group {
         match (class, &self.expert) {
             (ParamClass::Expert, Some(expert)) => expert,
             _ => &self.dense,

@@ -10,7 +10,7 @@ use pgroups::ParamClass;
 
 use crate::{
     DdpError, Dispatch, Fragment, OptimizerConfig,
-    core::{BucketViews, Core},
+    core::{BucketViews, Core, Record},
     why,
 };
 
@@ -98,11 +98,15 @@ impl Part {
     pub(super) fn refresh(&self, stream: &Stream) -> Result<(), DdpError> {
         for (group, owned) in self.core.groups.iter().zip(&self.groups) {
             stream.wait(&group.written, why::MASTER_AFTER_WRITE)?;
+            // A gather in place writes this rank's shard too.
+            stream.wait(&group.gates.published, why::MASTER_AFTER_WRITE)?;
             for Owned { bucket, master, .. } in owned {
                 if !bucket.own_values.same_as(master) {
                     stream.launch(Cast { x: &bucket.own_values, y: master }.op("ddp.master")?)?;
                 }
             }
+            // The gather of that write, if it is still to come, and the next write are behind this read as well.
+            self.core.record(Record::Written, stream, &group.written)?;
         }
         Ok(())
     }
@@ -160,13 +164,9 @@ impl Part {
         for (group, owned) in self.core.groups.iter().zip(&self.groups).filter(|(group, _)| group.class == class) {
             debug_assert_eq!(group.buckets.len(), owned.len());
             for Owned { bucket, fragments, .. } in owned {
-                let elsewhere = |fragment: &Fragment| {
-                    let replica = self.core.replicas[fragment.param];
-                    usize::from(replica.pipeline != 0 || replica.model != 0)
-                };
                 let mut spans: Vec<(usize, Range<usize>)> = Vec::new();
                 for fragment in fragments {
-                    let (kind, range) = (elsewhere(fragment), &fragment.local);
+                    let (kind, range) = (usize::from(self.is_elsewhere(fragment)), &fragment.local);
                     match spans.last_mut() {
                         // The gap between them is zero.
                         Some((last, span)) if *last == kind => span.end = range.end,
@@ -179,6 +179,22 @@ impl Part {
             }
         }
         Ok(found)
+    }
+
+    /// The owned gradients of each bucket, and the elements that no other rank of the model counts; padding is none.
+    pub(super) fn counted(&self, class: ParamClass) -> Vec<(View, Vec<Range<usize>>)> {
+        let groups = self.core.groups.iter().zip(&self.groups).filter(|(group, _)| group.class == class);
+        let of_bucket = |owned: &Owned| {
+            let counted = owned.fragments.iter().filter(|fragment| !self.is_elsewhere(fragment));
+            (owned.bucket.own_grads.clone(), counted.map(|fragment| fragment.local.clone()).collect())
+        };
+        groups.flat_map(|(_, owned)| owned).map(of_bucket).collect()
+    }
+
+    /// Another rank of the model holds the same elements and counts them.
+    fn is_elsewhere(&self, fragment: &Fragment) -> bool {
+        let replica = self.core.replicas[fragment.param];
+        replica.pipeline != 0 || replica.model != 0
     }
 
     /// See [`Optimizer::first_nonfinite`](crate::Optimizer::first_nonfinite).

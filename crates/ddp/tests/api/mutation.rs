@@ -7,7 +7,7 @@ use ddp::{
     AdamConfig, BucketSize, Dispatch, GradCheck, GradType, Loaded, Optimizer, OptimizerConfig, Record, Scaling, why,
 };
 use device::{
-    Access, DType, Event, Machine, MemoryKind, Op, Stream, View, Why, bf16,
+    Access, DType, Event, Machine, MemoryKind, Note, Op, Stream, View, Why, bf16,
     ops::{Accumulate, Factor},
 };
 use pgroups::{After, Epochs, Keep, Landed, Param, Pass, PgError, Publish, Turn, Weights, Whole};
@@ -21,7 +21,7 @@ const SEEDS: u64 = 300;
 
 /// Programs that together make use of every synchronisation.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Program {
+pub(crate) enum Program {
     /// Mean, f32, norm and clip; two optimizer streams; logs of gradients, values, norms.
     Checked,
     /// Buckets stepped one by one, without any check, and twice over.
@@ -56,7 +56,7 @@ impl Program {
 }
 
 /// What a test does to a rank before its first step.
-type Mutation<'m> = &'m (dyn Fn(&One) + Sync);
+pub(crate) type Mutation<'m> = &'m (dyn Fn(&One) + Sync);
 
 /// Adds the sum of a view to the next place of a log: a reader, however late.
 fn log(stream: &Stream, view: &View, log: &View) -> Result<(), Caught> {
@@ -141,7 +141,7 @@ fn gradient(into: &View, how: Accumulate<'_>, value: &View, out: &View, salt: f3
 }
 
 /// All values and logs of all ranks.
-fn run(program: Program, machine: &Machine, mutate: Mutation<'_>) -> Result<Vec<Vec<u32>>, PgError> {
+pub(crate) fn run(program: Program, machine: &Machine, mutate: Mutation<'_>) -> Result<Vec<Vec<u32>>, PgError> {
     let mut setup = program.setup();
     // A log of what each publication has found, on the stream that publishes.
     let device_logs: Arc<std::sync::Mutex<std::collections::BTreeMap<u32, View>>> = Arc::default();
@@ -191,6 +191,7 @@ fn run_step(
     logged: &View,
     step: usize,
 ) -> Result<(), Caught> {
+    one.device.note(|| Note::Step(step as u64));
     let params = one.buffers.params().to_vec();
     let on = one.stream.clone();
     let salt = 0.3 + 0.1 * one.rank as f32 + 0.01 * step as f32;
@@ -241,7 +242,7 @@ fn run_step(
     Ok(())
 }
 
-fn nothing(_: &One) {}
+pub(crate) fn nothing(_: &One) {}
 
 /// The result of every correct order.
 fn correct(program: Program) -> Vec<Vec<u32>> {
@@ -270,30 +271,37 @@ fn with_every_synchronisation_all_orders_agree() {
     }
 }
 
-#[test]
-fn every_wait_is_needed() {
-    let at = |why| match why {
+/// A program that needs a wait.
+pub(crate) fn needs(why: Why) -> Program {
+    match why {
         why::DIVIDE_AFTER_COUNT | why::WRITE_AFTER_WRITE | why::MASTER_AFTER_WRITE => Program::Tokens,
         why::WRITE_AFTER_PUBLISH | why::STEP_AFTER_STEP | why::STEP_AFTER_STATE_READ => Program::Unchecked,
         _ => Program::Checked,
-    };
-    let whys = why::ALL.into_iter().chain([Turn::READ_AFTER_PUBLISH]);
-    let silent: Vec<Why> = whys.filter(|&why| !shows(at(why), &|machine| machine.drop_waits(why), &nothing)).collect();
-    assert!(silent.is_empty(), "without one of {silent:?} all {SEEDS} orders give the same result");
+    }
 }
 
 #[test]
+fn every_wait_is_needed() {
+    let whys = why::ALL.into_iter().chain([Turn::READ_AFTER_PUBLISH]);
+    let silent: Vec<Why> =
+        whys.filter(|&why| !shows(needs(why), &|machine| machine.drop_waits(why), &nothing)).collect();
+    assert!(silent.is_empty(), "without one of {silent:?} all {SEEDS} orders give the same result");
+}
+
+/// Every record, and a program that needs it.
+pub(crate) const RECORDS: [(Record, Program); 7] = [
+    (Record::Landed, Program::Checked),
+    (Record::Reduced, Program::Unchecked),
+    (Record::Written, Program::Checked),
+    (Record::Published, Program::Checked),
+    (Record::Free, Program::Checked),
+    (Record::KeepSet, Program::Checked),
+    (Record::Finished, Program::Checked),
+];
+
+#[test]
 fn every_record_is_needed() {
-    let records = [
-        (Record::Landed, Program::Checked),
-        (Record::Reduced, Program::Unchecked),
-        (Record::Written, Program::Checked),
-        (Record::Published, Program::Checked),
-        (Record::Free, Program::Checked),
-        (Record::KeepSet, Program::Checked),
-        (Record::Finished, Program::Checked),
-    ];
-    let silent = records.iter().filter(|&&(record, program)| !shows(program, &|_| (), &|one| one.ddp.omit(record)));
+    let silent = RECORDS.iter().filter(|&&(record, program)| !shows(program, &|_| (), &|one| one.ddp.omit(record)));
     let silent: Vec<_> = silent.collect();
     assert!(silent.is_empty(), "without one of {silent:?} all {SEEDS} orders give the same result");
 }
@@ -305,18 +313,21 @@ struct Without {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum LeftOut {
+pub(crate) enum LeftOut {
     Issue,
     Release,
+    /// Nothing is issued, and what readers ask says that it was.
+    IssueAndEpochs,
 }
 
 impl Publish for Without {
     fn epochs(&self) -> Epochs {
-        self.inner.epochs()
+        let Epochs { written, issued } = self.inner.epochs();
+        Epochs { written, issued: if self.left_out == LeftOut::IssueAndEpochs { written } else { issued } }
     }
 
     fn issue(&self) -> Result<(), PgError> {
-        if self.left_out == LeftOut::Issue { Ok(()) } else { self.inner.issue() }
+        if self.left_out == LeftOut::Release { self.inner.issue() } else { Ok(()) }
     }
 
     fn event(&self) -> &Event {
@@ -328,7 +339,7 @@ impl Publish for Without {
     }
 }
 
-fn leave_out(one: &One, left_out: LeftOut) {
+pub(crate) fn leave_out(one: &One, left_out: LeftOut) {
     for param in one.buffers.params() {
         let inner = param.publisher().unwrap();
         param.attach(Some(Arc::new(Without { inner, left_out })), param.landed_sink());

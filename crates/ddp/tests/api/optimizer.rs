@@ -197,22 +197,24 @@ fn creating_the_state_is_no_step() {
     for setup in
         [Setup::new(2, vec![constant("w", &[3], 1.0)]), Setup::new(2, vec![constant("w", &[3], 1.0)]).sharded()]
     {
-        setup
-            .run(&sim(1), |one| {
-                for _ in 0..3 {
-                    one.optimizer(config.clone())?;
-                }
-                let mut optimizer = one.optimizer(config.clone())?;
-                assert_eq!(one.read(0)?, [1.0; 3]);
-                assert_eq!(get::<i32>(&one.stream, optimizer.steps(0))?, [0]);
-                one.microbatch(|one| one.contribute(0, 1.0))?;
-                one.ddp.finish_grads()?;
-                optimizer.step(&one.stream, &[0.1])?;
-                assert!(one.read(0)?.iter().all(|w| (w - 0.89).abs() < 1e-6));
-                assert_eq!(get::<i32>(&one.stream, optimizer.steps(0))?, [1]);
-                Ok(())
-            })
-            .unwrap();
+        for machine in machines() {
+            setup
+                .run(&machine, |one| {
+                    for _ in 0..3 {
+                        one.optimizer(config.clone())?;
+                    }
+                    let mut optimizer = one.optimizer(config.clone())?;
+                    assert_eq!(one.read(0)?, [1.0; 3]);
+                    assert_eq!(get::<i32>(&one.stream, optimizer.steps(0))?, [0]);
+                    one.microbatch(|one| one.contribute(0, 1.0))?;
+                    one.ddp.finish_grads()?;
+                    optimizer.step(&one.stream, &[0.1])?;
+                    assert!(one.read(0)?.iter().all(|w| (w - 0.89).abs() < 1e-6));
+                    assert_eq!(get::<i32>(&one.stream, optimizer.steps(0))?, [1]);
+                    Ok(())
+                })
+                .unwrap();
+        }
     }
 }
 
@@ -243,7 +245,7 @@ fn groups_that_differ_in_their_bounds_only_keep_their_own_rates() {
 }
 
 /// Sites of the operations that rank 0 submits to its optimizer stream in a step.
-fn step_sites(setup: &Setup, config: &OptimizerConfig) -> Vec<String> {
+pub(crate) fn step_sites(setup: &Setup, config: &OptimizerConfig) -> Vec<String> {
     let machine = sim(1);
     machine.trace_start();
     let streams = setup.run(&machine, |one| {
@@ -300,6 +302,13 @@ fn settings_that_do_not_fit_are_refused() {
         let run = Setup::new(1, declared(&[4])).run(&sim(1), |one| Ok(one.optimizer(config.clone()).map(drop)?));
         ours(&run.unwrap_err()).to_string()
     };
+    let adam = |adam| refused(OptimizerConfig { adam, ..OptimizerConfig::default() });
+    let plain = AdamConfig::default();
+    let beta = adam(AdamConfig { beta1: 1.0, ..plain });
+    assert_eq!(beta, "optimizer setting beta1 is 1; it must be at least 0 and under 1");
+    assert!(adam(AdamConfig { beta2: f64::NAN, ..plain }).starts_with("optimizer setting beta2 is NaN"));
+    assert_eq!(adam(AdamConfig { eps: 0.0, ..plain }), "optimizer setting eps is 0; it must be over 0");
+    assert!(adam(AdamConfig { clip: -1.0, ..plain }).ends_with("it must not be negative; 0 turns clipping off"));
     let groups = refused(OptimizerConfig { groups: Vec::new(), ..OptimizerConfig::default() });
     assert_eq!(groups, "optimizer setting groups is 0; there must be at least one");
     let group = ParamGroup { name: "all".into(), weight_decay: 0.0, max_lr: 0.1, min_lr: 0.2 };

@@ -461,6 +461,25 @@ fn buckets_of_one_group_travel_together() {
 }
 
 #[test]
+fn parameters_of_a_bucket_group_share_one_publisher() {
+    // Buckets {p3, p2} and {p1, p0}: by hand, two publishers.
+    let mut setup = Setup { plan: three(Dispatch::Chain).plan, ..Setup::new(2, declared(&[40, 70, 30, 90])) };
+    setup.plan.bucket_size = BucketSize::Numel(100);
+    let setup = setup.sharded();
+    on_all(&setup, |one| {
+        assert_eq!(one.ddp.plan().groups().len(), 2);
+        let publishers: Vec<_> = (0..4).map(|i| one.param(i).publisher().unwrap()).collect();
+        let same = |a: usize, b: usize| Arc::ptr_eq(&publishers[a], &publishers[b]);
+        assert_eq!([same(3, 2), same(1, 0), same(2, 1)], [true, true, false]);
+        // Whoever asks first, the others find it done.
+        step(one)?;
+        assert_eq!(asks(one, &[1, 0, 2, 3])?, [2, 0, 0, 0]);
+        assert_eq!(one.ddp.counters().lookups, 2);
+        Ok(())
+    });
+}
+
+#[test]
 fn every_synchronisation_has_its_own_name() {
     let names: std::collections::BTreeSet<&str> = why::ALL.iter().map(|why| why.0).collect();
     assert_eq!(names.len(), why::ALL.len());

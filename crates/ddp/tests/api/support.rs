@@ -253,12 +253,7 @@ pub(crate) fn cause<'e, T: StdError + 'static>(error: &'e (dyn StdError + 'stati
         if let Some(found) = error.downcast_ref() {
             return found;
         }
-        let inside = error.downcast_ref().and_then(|error: &DdpError| match error {
-            DdpError::Group(inner) => Some(&**inner as &(dyn StdError + 'static)),
-            DdpError::Device(inner) => Some(inner as &(dyn StdError + 'static)),
-            _ => None,
-        });
-        next = inside.or_else(|| error.source());
+        next = error.source();
     }
     panic!("no such cause in {error:?}")
 }

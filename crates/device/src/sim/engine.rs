@@ -15,7 +15,7 @@ use crate::{
     Asked, Departure, Error,
     cpu::{self, Alone},
     device::DeviceInner,
-    engine::Waited,
+    engine::{Awaited, Waited},
     joint::Arrival,
     machine::MachineInner,
     queue::{Item, Mark, StreamInner},
@@ -141,12 +141,12 @@ impl SimEngine {
         }
     }
 
-    pub(crate) fn wait_host(&self, device: &DeviceInner, mark: &Arc<Mark>, what: &str) -> Waited {
+    pub(crate) fn wait_host(&self, device: &DeviceInner, mark: &Arc<Mark>, what: Awaited<'_>) -> Waited {
         let rank = device.rank;
         let mut state = self.free();
         if state.driver.is_some() {
             // What this would wait for cannot run before the operation that waits for it is over.
-            let waiting = Asked(vec![(rank, format!("inside an operation to wait for '{what}'"))]);
+            let waiting = Asked(vec![(rank, format!("inside an operation to wait for {what}"))]);
             drop(state);
             let pending = device.machine.pending();
             device.machine.fail(device, Error::Deadlock { waiting, pending });
@@ -159,14 +159,14 @@ impl SimEngine {
                 let moved;
                 (state, moved) = self.step(state);
                 if !moved {
-                    state.deadlock(&[device], Asked(vec![(rank, format!("to wait for '{what}'"))]));
+                    state.deadlock(&[device], Asked(vec![(rank, format!("to wait for {what}"))]));
                 }
             }
             state.driver = None;
             self.turn.notify_all();
             return Waited::Done;
         }
-        let what = what.to_owned();
+        let what = what.to_string();
         state.hosts.by_rank.insert(rank, Host::Blocked { mark: mark.clone(), what });
         state.hosts.turn = None;
         state = self.pass_turn(state);

@@ -54,7 +54,7 @@ impl Hosts {
     /// What every blocked host waits for.
     pub(super) fn waiting(&self) -> Asked {
         let blocked = self.by_rank.iter().filter_map(|(rank, host)| match host {
-            Host::Blocked { what, .. } => Some((*rank, format!("to wait for '{what}'"))),
+            Host::Blocked { what, .. } => Some((*rank, format!("to wait for {what}"))),
             _ => None,
         });
         Asked(blocked.collect())

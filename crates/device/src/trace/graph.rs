@@ -88,8 +88,7 @@ pub struct BoundGate {
     pub node: u32,
     /// Which record of the event, from 1: the one that a wait is bound to, or that a record makes.
     pub generation: u64,
-    /// Where that record is. `None` for a record node (it is there itself), and for a wait that nothing answers or
-    /// that a mutation test took away.
+    /// Where that record is. `None` for a record node, which is there itself, and for a wait that nothing answers.
     pub on: Option<Position>,
     /// Whether a wait holds; `Enforced` for a record.
     pub outcome: WaitOutcome,

@@ -8,6 +8,13 @@ use crate::Label;
 /// A remark on what the host does at this point.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Note {
+    /// The device has a stream of this name.
+    Stream {
+        /// Number on its device.
+        stream: u32,
+        /// Name.
+        name: Label,
+    },
     /// A step begins.
     Step(u64),
     /// A microbatch begins.
@@ -82,6 +89,7 @@ pub enum Note {
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let regions = match self {
+            Note::Stream { stream, name } => return write!(f, "stream {stream} is {name}"),
             Note::Step(n) => return write!(f, "step {n}"),
             Note::Microbatch(n) => return write!(f, "microbatch {n}"),
             Note::Pass(pass) => return write!(f, "pass {pass}"),

@@ -14,7 +14,8 @@ use super::{
 conformance! {
     every:
         members_with_different_sizes_fail_and_name_both,
-        a_rank_that_never_starts_is_named;
+        a_rank_that_never_starts_is_named,
+        whoever_waits_in_vain_is_told_whether_for_a_stream_an_event_or_values;
     computing:
         a_reduction_waits_for_every_stream_that_filled_its_bucket,
         memory_lives_until_its_last_queued_reader_is_done,
@@ -101,6 +102,34 @@ fn a_rank_that_never_starts_is_named(driver: &Driver) {
     let text = error.to_string();
     assert!(matches!(error, Error::Timeout { rank: 0, .. } | Error::Deadlock { .. }), "{text}");
     assert!(text.contains("barrier #0 on group 'dp': ranks [0] wait for ranks [1]"), "{text}");
+}
+
+fn whoever_waits_in_vain_is_told_whether_for_a_stream_an_event_or_values(driver: &Driver) {
+    type Wait = fn(&Device, &Stream) -> Result<(), Error>;
+    let waits: [(Wait, &str); 4] = [
+        (|_, stream| stream.synchronize(), "stream 'comm'"),
+        (|device, _| device.synchronize(), "stream 'comm'"),
+        (
+            |device, stream| {
+                let event = device.event("met");
+                stream.record(&event)?;
+                event.synchronize()
+            },
+            "event 'met'",
+        ),
+        (|device, stream| stream.download::<f32>(&floats(device, "loss", 1))?.wait().map(drop), "the values of 'loss'"),
+    ];
+    for (wait, what) in waits {
+        let machine = driver.limited(SHORT);
+        if !machine.computes() && what.contains("values") {
+            continue; // it has none to wait for
+        }
+        let (device, stream) = open(&machine, 0, "comm");
+        let meeting = machine.meeting("dp", &[0, 1], 0).unwrap();
+        stream.joint(&meeting, Exchange::Barrier, "test", Vec::new()).unwrap();
+        let text = wait(&device, &stream).unwrap_err().to_string();
+        assert!(text.contains(&format!("for {what}")), "{text}");
+    }
 }
 
 fn a_thousand_reductions_of_the_rank_give_the_same_sum(driver: &Driver) {

@@ -48,6 +48,10 @@ fn sizes_that_do_not_fit_are_refused_at_submission(driver: &Driver) {
     refuse(Exchange::ReduceScatter(Reduce::Sum), &six, &six.flat(1..4).unwrap());
     refuse(Exchange::AllReduce(Reduce::Sum), &six.flat(0..3).unwrap(), &six.flat(2..5).unwrap());
     refuse(Exchange::AllReduce(Reduce::Sum), &six, &six);
+    let apart = refuse(Exchange::AllReduce(Reduce::Sum), &six.flat(0..4).unwrap(), &six.flat(2..6).unwrap());
+    assert!(apart.ends_with("give one update of the same view, or a destination apart"), "{apart}");
+    let exchanged = refuse(Exchange::AllToAll, &six, &six);
+    assert!(exchanged.ends_with("overwritten before they are sent: give a destination apart"), "{exchanged}");
     assert!(device.error().is_none());
 }
 
@@ -70,11 +74,15 @@ fn accesses_that_do_not_fit_are_refused_at_submission(driver: &Driver) {
     refuse(&meeting, Exchange::AllReduce(Reduce::Sum), &[read.clone(), update.clone()]);
     refuse(&meeting, Exchange::Broadcast { root: 0 }, std::slice::from_ref(&write));
     refuse(&meeting, Exchange::Broadcast { root: 1 }, std::slice::from_ref(&read));
-    refuse(&meeting, Exchange::Broadcast { root: 2 }, std::slice::from_ref(&write));
     refuse(&meeting, Exchange::SendRecv, std::slice::from_ref(&write));
     refuse(&of_three, Exchange::SendRecv, std::slice::from_ref(&write));
     // One member's parts would be overwritten before they are sent.
     refuse(&meeting, Exchange::AllToAll, std::slice::from_ref(&update));
+    // Beyond the group, whatever is brought.
+    for access in [&read, &write] {
+        let error = stream.joint(&of_three, Exchange::Broadcast { root: 3 }, "h1", vec![access.clone()]).unwrap_err();
+        assert_eq!(error.to_string(), "broadcast@h1: the root is place 3 of a group of 3; places are 0..3");
+    }
     let strided = Access::read(&m.columns(0..2).unwrap());
     let error = stream.joint(&meeting, Exchange::AllReduce(Reduce::Sum), "test", vec![strided, write.clone()]);
     assert!(matches!(error, Err(Error::Strided { .. })));
@@ -167,11 +175,20 @@ fn a_group_is_opened_with_one_list_by_its_members_only(driver: &Driver) {
     let _first = machine.meeting("dp", &[4, 2], 4).unwrap();
     open(&[4, 2], 2).unwrap();
     let text = open(&[2, 4], 2).unwrap_err().to_string();
-    assert_eq!(text, "group 'dp' has members [4, 2]; rank 2 opens it with [2, 4]");
-    for (members, rank) in [(&[4, 2][..], 3), (&[4, 2, 2], 2), (&[4], 4), (&[], 0)] {
-        assert!(matches!(open(members, rank), Err(Error::Members { .. })), "{members:?} by {rank}");
+    assert_eq!(text, "group 'dp' has members [4, 2]; rank 2 opens it with [2, 4]: give all members the same list");
+    assert!(matches!(open(&[4], 4), Err(Error::Members { .. })));
+    for (members, rank) in [(&[4, 2][..], 3), (&[], 0), (&[5, 7], 4)] {
+        let text = open(members, rank).unwrap_err().to_string();
+        let want = format!(
+            "rank {rank} opens group 'dp' of ranks {members:?}: only members open a group, so add it or leave it"
+        );
+        assert_eq!(text, want);
     }
-    assert!(matches!(machine.meeting("new", &[1, 1], 1), Err(Error::Members { .. })));
+    for (name, members, rank) in [("dp", &[4, 2, 2][..], 4), ("new", &[3, 2, 1, 2], 1), ("new", &[2, 2], 6)] {
+        let text = machine.meeting(name, members, rank).map(drop).unwrap_err().to_string();
+        let want = format!("group '{name}' of ranks {members:?} has rank 2 more than once: each member has one place");
+        assert_eq!(text, want);
+    }
 }
 
 fn exchanges_of_one_call_that_touch_each_other_are_refused(driver: &Driver) {

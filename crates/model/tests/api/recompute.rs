@@ -176,6 +176,7 @@ impl Weights for Gathers<'_> {
 
     fn grad_done(&mut self, p: &Param, on: &Stream) -> Result<(), PgError> {
         let scratch = self.scratch.remove(p.name()).expect("asked for before it is done");
+        self.turn.open(p, on)?;
         on.launch(Axpy { alpha: Factor::Const(1.0), x: &scratch, y: &p.main_grad() }.op("reduce")?)?;
         self.turn.landed(p, on)
     }

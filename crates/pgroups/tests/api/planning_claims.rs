@@ -175,6 +175,21 @@ fn all_broken_rules_are_told_at_once_with_values_and_the_nearest_setting() {
 
 // PG-05
 #[test]
+fn what_both_grids_break_is_told_once() {
+    let told = |text: &str| violations(try_layout(8, text).unwrap_err());
+    let dense = |told: &[LayoutViolation], want| matches!(told, [LayoutViolation::Indivisible { class: ParamClass::Dense, product, .. }] if *product == want);
+    // The expert grid has tp = 3, too, and what mends the dense one mends it.
+    assert!(dense(&told("tp=3,gtp=2"), 6), "{:?}", told("tp=3,gtp=2"));
+    // Six ranks would do for the dense grid, not for experts over five.
+    let both = told("tp=3,ep=5,etp=1");
+    assert!(matches!(both[..], [_, LayoutViolation::Indivisible { class: ParamClass::Expert, product: 5, .. }]));
+    // More ranks than a world can hold is that and nothing else.
+    let crowd = violations(Layout::new(&LayoutConfig::parse("tp=70000,pp=70000,dp=3").unwrap()).unwrap_err());
+    assert!(matches!(crowd[..], [LayoutViolation::OutsideWorld { end: 14_700_000_000, .. }]), "{crowd:?}");
+}
+
+// PG-05
+#[test]
 fn contradicting_replicas_and_instances_are_refused_by_name() {
     let told = violations(try_layout(16, "tp=2,dp=4,edp=7").unwrap_err());
     assert!(

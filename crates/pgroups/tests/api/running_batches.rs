@@ -117,6 +117,9 @@ fn of_a_batch_with_one_bad_call_nothing_is_queued() {
             let twice = twice.submit(&stream).unwrap_err();
             let why = twice.cause::<device::Error>();
             assert!(matches!(why, Some(device::Error::SelfConflict { .. })), "{}", twice.chain());
+            let lost = group.batch().broadcast(&b, GroupRank(9)).submit(&stream).unwrap_err();
+            let text = lost.chain();
+            assert!(text.ends_with("the root is place 9 of a group of 4; places are 0..4"), "{text}");
             assert!(group.batch().is_empty());
             group.batch().submit(&stream)?;
             // Had any of these been queued, the members would disagree here.

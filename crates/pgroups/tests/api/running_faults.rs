@@ -1,7 +1,9 @@
 //! Members that disagree, never come, leave, fail or panic: an error that names them, never a hang.
 
 use std::{
-    fmt,
+    error::Error as StdError,
+    fmt, io,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -423,4 +425,43 @@ fn a_group_is_used_on_streams_of_its_own_rank_only() {
     let group = groups.get(&Key::named("mine").unwrap(), "test").unwrap();
     let error = group.barrier(&stream).unwrap_err();
     assert!(matches!(error.cause(), Some(Error::Foreign { owner: 0, used_by: 1, .. })), "{}", error.chain());
+}
+
+/// An error whose cause is shared, boxed, or both.
+#[derive(Debug)]
+struct Wrapped<E>(E);
+
+impl<E: StdError> fmt::Display for Wrapped<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("wrapped")
+    }
+}
+
+impl<E: StdError + 'static> StdError for Wrapped<E> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&self.0)
+    }
+}
+
+#[test]
+fn a_cause_is_found_behind_any_arc_or_box() {
+    let rank = GlobalRank(1);
+    let io = || io::Error::other("no more threads");
+    let threadless = PgError::NoThread { rank, source: Arc::new(io()) };
+    assert_eq!(threadless.cause::<io::Error>().unwrap().to_string(), "no more threads");
+    let failed = |source: Arc<dyn StdError + Send + Sync>| PgError::RankFailed { rank, source };
+    assert!(failed(Arc::new(Wrapped(Arc::new(NoData)))).cause::<NoData>().is_some());
+    assert!(failed(Arc::new(Wrapped(Box::new(NoData)))).cause::<NoData>().is_some());
+    let group_error = || PgError::from(Error::Cancelled { rank: 1, stream: "compute".into(), queued: 7 });
+    let found = |error: PgError| match error.cause() {
+        Some(Error::Cancelled { queued, .. }) => *queued,
+        other => panic!("{other:?} in {error:?}"),
+    };
+    assert_eq!(found(failed(Arc::new(Wrapped(Box::new(group_error()))))), 7);
+    assert_eq!(found(failed(Arc::new(Wrapped(Arc::new(group_error()))))), 7);
+    let shared: Arc<dyn StdError + Send + Sync> = Arc::new(Wrapped(group_error()));
+    assert_eq!(found(failed(Arc::new(Wrapped(Arc::new(Wrapped(shared)))))), 7);
+    let backend = PgError::backend("ddp", "wte", Wrapped(Arc::new(io())));
+    assert!(failed(Arc::new(Wrapped(Arc::new(backend)))).cause::<io::Error>().is_some());
+    assert!(threadless.cause::<NoData>().is_none());
 }

@@ -171,7 +171,10 @@ fn ranks_with_other_needs_are_told_before_any_group_is_made() {
         let told = error.cause::<PgError>().and_then(|_| std::error::Error::source(&error));
         assert!(told.is_some());
         let text = error.chain();
-        assert!(text.contains("rank 0 builds groups [tp, dp], rank 2 builds [tp, mp]"), "{text}");
+        assert!(
+            text.contains("ranks 0 and 2 plan different groups, with the keys [tp, dp] and [tp, mp]: give every"),
+            "{text}"
+        );
         assert!(matches!(error.cause(), Some(PlanError::PlansDiffer { line: 2, .. })), "{text}");
         let trace = machine.trace_stop();
         let joints = trace.events.iter().filter_map(|event| match event {
@@ -191,7 +194,7 @@ fn ranks_with_other_layouts_are_told_where_they_differ() {
             ProcessGroups::build(&rank, &layout, &Needs::keys([Key::TP])).map(|_| ())
         });
         let text = error.unwrap_err().chain();
-        for part in ["rank 0", "rank 3", "line 0", "dense=tp2-gtp1-cp1-ep1-dp2", "layout and needs are"] {
+        for part in ["ranks 0 and 3", "line 0", "dense=tp2-gtp1-cp1-ep1-dp2", "the same layout and the same needs"] {
             assert!(text.contains(part), "no '{part}' in {text}");
         }
         let error = local(&machine, 2, |rank| {

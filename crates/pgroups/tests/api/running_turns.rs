@@ -6,7 +6,8 @@ use std::sync::{
 };
 
 use device::{
-    Access, DType, Device, Event, Machine, MemoryKind, Op, Stream, TraceEvent, View, WaitOutcome, ops::Accumulate,
+    Access, DType, Device, Event, Machine, MemoryKind, Note, Op, Stream, Trace, TraceEvent, View, WaitOutcome,
+    ops::Accumulate,
 };
 use pgroups::{After, Epochs, GradOut, Keep, Landed, Param, Pass, PgError, Publish, Recorder, Turn, Weights, Whole};
 
@@ -266,11 +267,16 @@ fn a_recorded_pass_tells_the_recorder_and_nobody_else() {
     assert_eq!(tape.0, ["read wte@compute", done, open, landed, done, open, landed, done, open, landed]);
     assert_eq!(rig.counts(), (0, 0));
     assert!(rig.publisher.done.lock().unwrap().is_empty() && rig.sink.0.lock().unwrap().is_empty());
-    assert!(machine.trace_stop().events.is_empty(), "nothing was submitted");
+    assert!(submitted_nothing(&machine.trace_stop()));
     // Also a parameter without a publisher: one may be attached before the replay.
     rig.param.attach(None, None);
     Turn::recorded(Pass::Forward, &mut tape).read(&rig.param, &rig.compute).unwrap();
     assert_eq!(tape.0.len(), 11);
+}
+
+/// Names of streams are all there is.
+fn submitted_nothing(trace: &Trace) -> bool {
+    trace.events.iter().all(|event| matches!(event, TraceEvent::Note { note: Note::Stream { .. }, .. }))
 }
 
 #[test]
@@ -284,7 +290,7 @@ fn a_parameter_without_a_publisher_costs_nothing() {
     turn.done(&rig.param, &rig.compute).unwrap();
     turn.landed(&rig.param, &rig.compute).unwrap();
     assert_eq!(rig.counts(), (0, 0));
-    assert!(machine.trace_stop().events.is_empty());
+    assert!(submitted_nothing(&machine.trace_stop()));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::{
     nearest::nearest_word,
     violation::{Range, Rule, Setting, Violation},
 };
+use std::fmt;
 use toml::{Table, Value};
 
 /// A configuration being read, section by section.
@@ -160,27 +161,40 @@ impl Section {
         self.whole_within(key, low.into(), u32::MAX.into()).map(|size| size as usize)
     }
 
-    /// A whole number of 32 bits.
     /// As many workers as a machine can have.
     pub(crate) fn threads(&mut self, key: &'static str) -> Option<u32> {
         self.whole_within(key, 1, 1024).and_then(|n| u32::try_from(n).ok())
     }
 
+    /// How many of something, from none to `most`.
+    pub(crate) fn up_to(&mut self, key: &'static str, most: u32) -> Option<usize> {
+        self.whole_within(key, 0, most.into()).map(|n| n as usize)
+    }
+
+    /// A whole number of 32 bits.
     pub(crate) fn small(&mut self, key: &'static str, low: u32) -> Option<u32> {
         self.whole_within(key, low.into(), u32::MAX.into()).and_then(|n| u32::try_from(n).ok())
     }
 
     fn whole_within(&mut self, key: &'static str, low: u64, high: u64) -> Option<u64> {
         let value = self.take(key)?;
-        let Value::Integer(n) = value else {
-            let low = i64::try_from(low).ok().map(Value::Integer);
-            return self.wrong_type_or(key, &value, Wanted::Whole, low);
+        // What is too large for a TOML integer comes as text out of an override.
+        let beyond = |text: &str| text.parse::<i128>().ok().filter(|n| i64::try_from(*n).is_err());
+        let n = match &value {
+            Value::Integer(n) => i128::from(*n),
+            other => match other.as_str().and_then(beyond) {
+                Some(n) => n,
+                None => {
+                    let low = i64::try_from(low).ok().map(Value::Integer);
+                    return self.wrong_type_or(key, &value, Wanted::Whole, low);
+                }
+            },
         };
-        let clamped = u64::try_from(n).unwrap_or(0).clamp(low, high);
-        if i64::try_from(clamped) == Ok(n) {
-            return Some(clamped);
+        let clamped = n.clamp(low.into(), high.into());
+        if clamped == n {
+            return u64::try_from(n).ok();
         }
-        self.wrong(key, &value, Rule::Range { range: Range::Whole(low, high) }, clamped.to_string())
+        self.wrong(key, n, Rule::Range { range: Range::Whole(low, high) }, clamped.to_string())
     }
 
     /// A number within `range`; `nearest` is what a value outside is told to be, if the range has no nearest number.
@@ -286,7 +300,7 @@ impl Section {
         None
     }
 
-    fn wrong<T>(&mut self, key: &str, value: &Value, rule: Rule, nearest: String) -> Option<T> {
+    fn wrong<T>(&mut self, key: &str, value: impl fmt::Display, rule: Rule, nearest: String) -> Option<T> {
         let key = self.key(key);
         self.violations.push(Violation {
             settings: vec![Setting::new(&key, value)],

@@ -9,11 +9,18 @@ use super::{
     reader::{Need, Reader, Section},
 };
 use data::Part;
+use model::LlamaConfig;
 use pgroups::Order;
 use std::path::Path;
 
 /// Width that heads are given when their number is left open: the usual one, and a multiple of any vector width.
 const HEAD_DIM: u64 = 64;
+
+/// Each costs a pass over `seq_len` tokens, and nobody reads more.
+const MOST_SAMPLE_TOKENS: u32 = 100_000;
+
+/// Tokens of a step: ranks count and add them in 32 bits.
+const MOST_STEP_TOKENS: u64 = i32::MAX as u64;
 
 /// Reads every section and fills in what is left open. What cannot be read is a violation in `reader` and has some
 /// valid value in the result.
@@ -64,23 +71,28 @@ fn read_model(s: &mut Section, vocab: usize) -> ModelConfig {
     let dim = s.size("dim", 1);
     let need = Need { meaning: "width of the residual stream", example: "128", meanwhile: 64 };
     let dim = s.required("dim", dim, need);
-    let heads = s.size("heads", 1).unwrap_or_else(|| usual_heads(dim));
+    let heads = s.size("heads", 1).unwrap_or_else(|| usual_heads(arch, dim));
     let kv_heads = s.size("kv_heads", 1).unwrap_or(heads);
     let ffn_dim = s.size("ffn_dim", 1).unwrap_or_else(|| match arch {
         Arch::Gpt2 => 4 * dim,
-        Arch::Llama => model::LlamaConfig::usual_ffn_dim(dim),
+        Arch::Llama => LlamaConfig::usual_ffn_dim(dim),
     });
     let vocab = s.size("vocab", 1).unwrap_or(vocab);
     let seq_len = s.size("seq_len", 1);
     let need = Need { meaning: "tokens per sequence", example: "128", meanwhile: 1 };
     let seq_len = s.required("seq_len", seq_len, need);
+    let rope_base = s.size("rope_base", 1).or((arch == Arch::Llama).then_some(LlamaConfig::ROPE_BASE));
     let tied = s.flag("tied").unwrap_or(arch == Arch::Gpt2);
-    ModelConfig { arch, layers, dim, heads, kv_heads, ffn_dim, vocab, seq_len, tied }
+    ModelConfig { arch, layers, dim, heads, kv_heads, ffn_dim, vocab, seq_len, rope_base, tied }
 }
 
-/// The number of heads that divides `dim` and makes them nearest to [`HEAD_DIM`] wide; of two the more.
-fn usual_heads(dim: usize) -> usize {
-    let widths = divisors(dim as u64);
+/// The number of heads that divides `dim` and makes them nearest to [`HEAD_DIM`] wide; of two the more. Heads that are
+/// turned have an even width, unless `dim` leaves none.
+fn usual_heads(arch: Arch, dim: usize) -> usize {
+    let mut widths = divisors(dim as u64);
+    if arch == Arch::Llama && dim.is_multiple_of(2) {
+        widths.retain(|width| width.is_multiple_of(2));
+    }
     let width = widths.into_iter().min_by_key(|width| width.abs_diff(HEAD_DIM)).unwrap_or(1);
     dim / width as usize
 }
@@ -175,7 +187,7 @@ fn read_log(s: &mut Section) -> LogConfig {
     LogConfig {
         interval: s.whole("interval", 1).unwrap_or(10),
         progress: s.choice("progress").unwrap_or(ProgressKind::Auto),
-        sample_tokens: s.size("sample_tokens", 0).unwrap_or(200),
+        sample_tokens: s.up_to("sample_tokens", MOST_SAMPLE_TOKENS).unwrap_or(200),
         tensorboard: s.flag("tensorboard").unwrap_or(true),
     }
 }
@@ -184,8 +196,10 @@ fn read_log(s: &mut Section) -> LogConfig {
 pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
     let mut found = Vec::new();
     found.extend(heads_fit(&config.model));
+    found.extend(positions_are_turned(&config.model));
     found.extend(vocab_holds_tokens(config));
     found.extend(batch_divides(config));
+    found.extend(batch_tokens_fit(config));
     found.extend(config.layout.plan().err().iter().flat_map(|error| violations(&config.layout, error)));
     found.extend(eval_has_text(config));
     let OptimizerConfig { lr, min_lr, schedule, decay_steps, distributed, .. } = config.optimizer;
@@ -254,6 +268,18 @@ fn heads_fit(model: &ModelConfig) -> Vec<Violation> {
             rule: Rule::HeadsDivideDim,
             nearest,
         });
+    } else if arch == Arch::Llama && !(dim / heads).is_multiple_of(2) {
+        // Half as many columns in all leave every head a whole number of pairs.
+        let half = dim.is_multiple_of(2).then_some(dim as u64 / 2);
+        let fewer = half.into_iter().flat_map(|pairs| nearest_divisors(pairs, heads as u64));
+        let mut nearest: Vec<Setting> = fewer.map(|h| Setting::new("model.heads", h)).collect();
+        let wider = nearest_multiples(2 * heads as u64, dim as u64);
+        nearest.extend(wider.into_iter().map(|dim| Setting::new("model.dim", dim)));
+        found.push(Violation {
+            settings: vec![set("heads", heads), set("dim", dim)],
+            rule: Rule::EvenHeads { width: dim / heads },
+            nearest,
+        });
     }
     let settings = vec![set("kv_heads", kv_heads), set("heads", heads)];
     if arch == Arch::Gpt2 && kv_heads != heads {
@@ -264,6 +290,16 @@ fn heads_fit(model: &ModelConfig) -> Vec<Violation> {
         found.push(Violation { settings, rule: Rule::KvHeadsDivideHeads, nearest });
     }
     found
+}
+
+fn positions_are_turned(model: &ModelConfig) -> Option<Violation> {
+    let base = model.rope_base.filter(|_| model.arch == Arch::Gpt2)?;
+    let arch = |arch: Arch| Setting::text("model.arch", arch.to_string());
+    Some(Violation {
+        settings: vec![Setting::new("model.rope_base", base), arch(Arch::Gpt2)],
+        rule: no_effect(NoEffect::LearnedPositions),
+        nearest: vec![Setting::absent("model.rope_base"), arch(Arch::Llama)],
+    })
 }
 
 fn vocab_holds_tokens(config: &Config) -> Option<Violation> {
@@ -321,6 +357,22 @@ fn batch_divides(config: &Config) -> Option<Violation> {
         ],
         rule: Rule::BatchMultiple { micro_batch, data_ranks },
         nearest,
+    })
+}
+
+fn batch_tokens_fit(config: &Config) -> Option<Violation> {
+    let (global_batch, seq_len) = (config.train.global_batch, config.model.seq_len as u64);
+    let tokens = u128::from(global_batch) * u128::from(seq_len);
+    let batch = |n: u64| Setting::new("train.global_batch", n);
+    let length = |n: u64| Setting::new("model.seq_len", n);
+    let step = config.train.micro_batch.saturating_mul(config.layout.data_ranks());
+    let fewer = (MOST_STEP_TOKENS / seq_len / step).saturating_mul(step);
+    let shorter = MOST_STEP_TOKENS / global_batch;
+    let nearest = [(fewer > 0).then(|| batch(fewer)), (shorter > 0).then(|| length(shorter))];
+    (tokens > u128::from(MOST_STEP_TOKENS)).then(|| Violation {
+        settings: vec![batch(global_batch), length(seq_len)],
+        rule: Rule::BatchTokens { tokens, most: MOST_STEP_TOKENS },
+        nearest: nearest.into_iter().flatten().collect(),
     })
 }
 

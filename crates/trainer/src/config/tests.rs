@@ -159,6 +159,15 @@ fn a_value_of_the_wrong_kind_names_the_key_and_what_is_wanted() {
         ("train.steps=1.5", "must be a whole number, not float"),
         ("train.steps=1e3", "nearest valid: train.steps = 1000"),
         ("train.steps=-1", "must be a whole number from 1 to 9223372036854775807\n    nearest valid: train.steps = 1"),
+        (
+            "train.seed=99999999999999999999",
+            "from 0 to 9223372036854775807\n    nearest valid: train.seed = 9223372036854775807",
+        ),
+        ("train.seed=-99999999999999999999", "nearest valid: train.seed = 0"),
+        (
+            "log.sample_tokens=100001",
+            "must be a whole number from 0 to 100000\n    nearest valid: log.sample_tokens = 100000",
+        ),
         ("model.dim=4294967296", "nearest valid: model.dim = 4294967295"),
         ("optimizer.lr=\"fast\"", "must be a number, not string\n    nearest valid: optimizer.lr = 0.0003"),
         ("train.steps=many", "nearest valid: train.steps = 1"),
@@ -207,6 +216,51 @@ fn settings_that_contradict_each_other_are_told_with_both_values() {
 }
 
 #[test]
+fn heads_that_are_turned_have_an_even_width_and_an_odd_one_is_told_with_the_nearest_even_one() {
+    let llama = |settings: &[&str]| only(&[&["model.arch=llama"], settings].concat());
+    let few = llama(&["model.dim=60", "model.heads=4"]);
+    assert!(few.starts_with("model.heads = 4, model.dim = 60\n    llama turns"), "{few}");
+    assert!(few.contains("heads of 15 values"), "{few}");
+    let dims = "model.dim = 56  or  model.dim = 64";
+    assert!(few.ends_with(&format!("nearest valid: model.heads = 3  or  model.heads = 5  or  {dims}")), "{few}");
+    // An odd dim has no pairs to give.
+    let odd = llama(&["model.dim=63", "model.heads=3"]);
+    assert!(odd.ends_with("nearest valid: model.dim = 60  or  model.dim = 66"), "{odd}");
+    // gpt2 turns nothing, and what is left open is even: 63 would be nearer to 64 than 42.
+    assert_eq!(config(&["model.dim=60", "model.heads=4"]).model.heads, 4);
+    assert_eq!(config(&["model.dim=126"]).model.heads, 2);
+    assert_eq!(config(&["model.arch=llama", "model.dim=126"]).model.heads, 3);
+    // What the configuration accepts the model accepts.
+    for (dim, heads) in (1..40).flat_map(|dim| (1..=dim).map(move |heads| (dim, heads))) {
+        let settings = ["model.arch=llama".to_owned(), format!("model.dim={dim}"), format!("model.heads={heads}")];
+        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+        let of_pairs = dim % heads == 0 && dim / heads % 2 == 0;
+        assert_eq!(parse(SMALL, &settings).is_ok(), of_pairs, "dim {dim}, {heads} heads");
+        if let Ok(config) = parse(SMALL, &settings) {
+            crate::train::gpt_plan(&config).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_base_of_the_angles_is_llamas_and_without_effect_elsewhere() {
+    let base = |settings: &[&str]| config(settings).model.rope_base;
+    assert_eq!(base(&[]), None);
+    assert_eq!(base(&["model.arch=llama"]), Some(model::LlamaConfig::ROPE_BASE));
+    let long = config(&["model.arch=llama", "model.rope_base=500000"]);
+    assert_eq!(long.model.rope_base, Some(500_000));
+    let model::Arch::Llama(llama) = crate::train::gpt_plan(&long).unwrap().config().arch else { panic!("llama") };
+    assert_eq!(llama.rope_base, 500_000);
+    let unused = only(&["model.rope_base=500000"]);
+    assert!(unused.contains("would have no effect: gpt2 learns its positions"), "{unused}");
+    assert!(unused.ends_with("model.rope_base (not set)  or  model.arch = \"llama\""), "{unused}");
+    let whole = only(&["model.arch=llama", "model.rope_base=1e6"]);
+    assert!(whole.ends_with("nearest valid: model.rope_base = 1000000"), "{whole}");
+    let none = only(&["model.arch=llama", "model.rope_base=0"]);
+    assert!(none.ends_with("nearest valid: model.rope_base = 1"), "{none}");
+}
+
+#[test]
 fn an_order_without_a_place_for_an_axis_is_told_with_one_that_has_it() {
     let left_out = only(&["layout.dp=2", "layout.order=tp-pp"]);
     assert!(left_out.starts_with("layout.order = \"tp-pp\"\n    dp = 2, but order"), "{left_out}");
@@ -235,6 +289,19 @@ fn a_batch_that_ranks_cannot_share_is_told_with_the_nearest_that_they_can() {
 }
 
 #[test]
+fn a_step_of_more_tokens_than_are_counted_is_told_with_a_smaller_batch_and_a_shorter_sequence() {
+    let most = u64::from(i32::MAX.unsigned_abs());
+    let text = only(&["model.seq_len=500000000", "layout.dp=2", "train.micro_batch=2"]);
+    assert!(text.starts_with("train.global_batch = 8, model.seq_len = 500000000"), "{text}");
+    assert!(text.contains(&format!("are 4000000000 tokens in a step: at most {most}")), "{text}");
+    assert!(text.ends_with(&format!("train.global_batch = 4  or  model.seq_len = {}", most / 8)), "{text}");
+    // One sequence for each rank is too much already.
+    let short = only(&["model.seq_len=4294967295"]);
+    assert!(short.ends_with(&format!("nearest valid: model.seq_len = {}", most / 8)), "{short}");
+    config(&[&format!("model.seq_len={}", most / 8)]);
+}
+
+#[test]
 fn what_this_version_cannot_do_is_refused_with_what_it_can() {
     let cases = [
         ("layout.tp=2", "layout.tp = 1"),
@@ -257,13 +324,15 @@ fn what_this_version_cannot_do_is_refused_with_what_it_can() {
 /// are settings: no advice leads in a circle.
 #[test]
 fn advice_can_be_followed() {
-    let broken: [&[&str]; 8] = [
+    let broken: [&[&str]; 10] = [
         &["model.heads=5", "model.dim=130"],
         &["layout.dp=3", "train.global_batch=10", "train.micro_batch=4"],
         &["optimizer.schedule=linear", "optimizer.min_lr=7"],
         &["model.arch=lama", "model.vocab=3"],
         &["layout.tp=2", "layout.pp=3", "train.global_batch=1", "layout.dp=2"],
         &["model.kv_heads=3", "model.heads=4"],
+        &["model.arch=llama", "model.dim=60", "model.heads=12"],
+        &["model.arch=llama", "model.dim=63"],
         &["train.lr=3", "data.split=1,2,3,4", "layout.order=dp"],
         &["precision.param=f16", "train.steps=\"3\"", "device.timeout_seconds=-1"],
     ];
@@ -292,6 +361,8 @@ fn a_configuration_reads_back_from_what_it_is_written_as() {
     for overrides in [
         vec!["layout.dp=2", "layout.order=dp-tp-pp", "device.threads=3", "data.split=9,1"],
         vec!["optimizer.schedule=constant", "optimizer.lr=1e-3", "train.seed=12", "device.kind=dry"],
+        vec!["model.arch=llama", "model.rope_base=20000"],
+        vec!["model.arch=llama"],
     ] {
         let mut first = config(&overrides);
         let again = Config::parse(&first.to_toml(), Path::new("again.toml"), Path::new("/base"), &[""; 0]).unwrap();

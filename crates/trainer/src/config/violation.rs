@@ -127,6 +127,12 @@ pub enum Rule {
     /// Heads of unequal width.
     #[error("heads must divide dim: every head has dim / heads values")]
     HeadsDivideDim,
+    /// Heads of odd width where they are turned in pairs.
+    #[error("llama turns the values of a head in pairs for its position: heads of {width} values have one left over")]
+    EvenHeads {
+        /// Values of a head.
+        width: usize,
+    },
     /// Query heads that do not share key-value heads evenly.
     #[error("kv_heads must divide heads: every key-value head serves heads / kv_heads query heads")]
     KvHeadsDivideHeads,
@@ -163,6 +169,14 @@ pub enum Rule {
         micro_batch: u64,
         /// Ranks that read distinct data.
         data_ranks: u64,
+    },
+    /// More tokens in a step than are counted.
+    #[error("global_batch * seq_len are {tokens} tokens in a step: at most {most} are counted")]
+    BatchTokens {
+        /// Tokens of a step.
+        tokens: u128,
+        /// The most that there can be.
+        most: u64,
     },
     /// A final learning rate above the peak.
     #[error("min_lr must not be above lr: the schedule goes down to it")]
@@ -212,6 +226,9 @@ pub enum NoEffect {
     /// Steps of a decay that the schedule does not have.
     #[error("only the wsd schedule has a decay of its own length")]
     DecaySteps,
+    /// Angles of positions that are not turned.
+    #[error("gpt2 learns its positions; only llama turns them")]
+    LearnedPositions,
     /// Samples of an evaluation that never comes.
     #[error("an eval_interval of 0 means that there is no evaluation")]
     NeverEvaluated,

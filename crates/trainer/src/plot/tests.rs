@@ -10,6 +10,7 @@ fn run(losses: impl IntoIterator<Item = f32>) -> Vec<StepMetrics> {
         tokens_per_s: 0.0,
         mfu: 0.0,
         seconds: 0.1,
+        phases: crate::PhaseTimes::default(),
         eval_loss: None,
     };
     losses.into_iter().enumerate().map(step).collect()

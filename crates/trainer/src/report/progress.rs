@@ -165,6 +165,7 @@ mod tests {
                 tokens_per_s: 41_234.4,
                 mfu: 0.4321,
                 seconds: 0.1,
+                phases: crate::PhaseTimes::default(),
                 eval_loss: (step % 10 == 2).then_some(3.125),
             });
         }
@@ -194,7 +195,19 @@ mod tests {
         for (step, seconds) in [(1, 1.0), (2, 1.75), (3, 0.25), (4, 2.0), (5, 2.0), (6, 1.0)] {
             let (tokens_per_s, mfu) = (100.0 / seconds, 0.5 / seconds);
             let (loss, lr, grad_norm, eval_loss) = (2.5, 1e-3, 0.75, None);
-            progress.step(&StepMetrics { step, loss, lr, grad_norm, tokens: 0, tokens_per_s, mfu, seconds, eval_loss });
+            let phases = crate::PhaseTimes::default();
+            progress.step(&StepMetrics {
+                step,
+                loss,
+                lr,
+                grad_norm,
+                tokens: 0,
+                tokens_per_s,
+                mfu,
+                seconds,
+                phases,
+                eval_loss,
+            });
         }
         let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
         let speeds: Vec<&str> = text.lines().map(|line| line.split("0.750  ").nth(1).unwrap()).collect();

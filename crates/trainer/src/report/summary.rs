@@ -81,6 +81,7 @@ mod tests {
             tokens_per_s,
             mfu: tokens_per_s / 1000.0,
             seconds: 100.0 / tokens_per_s,
+            phases: crate::PhaseTimes::default(),
             eval_loss: None,
         }
     }

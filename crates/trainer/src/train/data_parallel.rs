@@ -76,6 +76,11 @@ impl DataParallel {
         Ok(self.ddp.publish(stream)?)
     }
 
+    /// Where updates run.
+    pub(super) fn updates(&self) -> &Stream {
+        &self.updates
+    }
+
     /// Asks for the norm of the last step's gradients, before clipping; 0 if nothing was clipped or checked.
     pub(super) fn grad_norm(&self) -> Result<Download<f32>, TrainError> {
         self.optimizer.read_state(&self.updates)?;

@@ -8,7 +8,10 @@ use device::{DType, Frame, FramePlan, MemoryKind, Reduce, Stream, View};
 use model::Microbatch;
 use pgroups::{Group, Key, Pass, Rank, Turn, Whole};
 
-use super::rank::{RankRun, aside};
+use super::{
+    rank::{RankRun, aside},
+    stop::Signal,
+};
 use crate::{Config, TrainError};
 
 /// Which sequences are read in which pass of which rank: a pure function of its four numbers.
@@ -94,12 +97,21 @@ impl Evaluator {
         })
     }
 
-    /// Submits one evaluation of the weights as they are then. All ranks call it.
-    pub(super) fn submit(&mut self, run: &RankRun) -> Result<(), TrainError> {
+    /// Submits one evaluation of the weights as they are then. All ranks call it. `asked` is called before each pass; if
+    /// it knows of a signal, which must be so on all ranks before the same pass, the evaluation ends there, without a
+    /// loss.
+    pub(super) fn submit(
+        &mut self,
+        run: &RankRun,
+        mut asked: impl FnMut() -> Result<Option<Signal>, TrainError>,
+    ) -> Result<Option<Signal>, TrainError> {
         let _span = tracing::info_span!("trainer.evaluate_model", samples = self.plan.samples).entered();
         let stream = &run.stream;
         self.losses.begin(stream)?;
         for pass in 0..self.plan.passes() {
+            if let Some(signal) = asked()? {
+                return Ok(Some(signal));
+            }
             let place = self.plan.place(self.rank, pass);
             let (tokens, targets) = self.read(place)?;
             stream.upload(run.tokens(), tokens)?;
@@ -121,7 +133,8 @@ impl Evaluator {
         // A pass gives its sum over all its places divided by their number, empty ones included.
         let places = self.plan.micro_batch * self.seq_len as u64;
         let counted = self.plan.samples * self.seq_len as u64;
-        self.losses.finish(stream, places as f64 / counted as f64)
+        self.losses.finish(stream, places as f64 / counted as f64)?;
+        Ok(None)
     }
 
     /// f32 `[1]`: mean over all sequences of the last evaluation, in nats per token.

@@ -10,6 +10,7 @@ use pgroups::{Group, Key, Needs, Pass, ProcessGroups, Rank, Turn, Weights, Whole
 use super::{
     data_parallel::{DataParallel, Place},
     normalize::{TokenScale, counted},
+    phases::{Phase, PhaseClock},
     stop::StopBit,
 };
 use crate::{Arch, Config, Recompute, TrainError};
@@ -29,6 +30,7 @@ pub(super) struct RankRun {
     pub(super) stop: StopBit,
     pub(super) model: Gpt,
     pub(super) parallel: DataParallel,
+    pub(super) clock: PhaseClock,
     /// Training microbatches.
     pub(super) frame: Frame,
     /// Next tokens.
@@ -73,6 +75,7 @@ impl RankRun {
         let data = groups.get(&Key::DP_CP_GTP, "losses")?.clone();
         let scale = TokenScale::alloc(rank, config.train.loss_normalization, &data, config.microbatches() as usize)?;
         let stop = StopBit::alloc(rank, groups.get(&StopBit::key(), "the stop bit")?)?;
+        let clock = PhaseClock::alloc(rank, stop.everyone())?;
         let loss = rank.device.alloc("loss", &[1], DType::F32, MemoryKind::Other)?;
         Ok(RankRun {
             model,
@@ -83,6 +86,7 @@ impl RankRun {
             inputs,
             loss,
             parallel,
+            clock,
             stop,
             groups,
             stream,
@@ -94,6 +98,7 @@ impl RankRun {
     pub(super) fn step(&mut self, parts: &[data::Microbatch<'_>], lr: f32) -> Result<(), TrainError> {
         let _span = tracing::debug_span!("trainer.run_step").entered();
         let stream = self.stream.clone();
+        self.clock.begin(&stream)?;
         self.scale.begin_step(&stream, parts.iter().map(|part| counted(part.targets)).sum())?;
         for (at, part) in parts.iter().enumerate() {
             stream.upload(&self.inputs.tokens, part.inputs.to_vec())?;
@@ -101,14 +106,16 @@ impl RankRun {
             self.scale.begin_microbatch(&stream, counted(part.targets))?;
             self.microbatch(at, if at + 1 == parts.len() { Place::Last } else { Place::Inner })?;
         }
+        self.clock.passed(&stream)?;
         let tokens = Factor::Const(self.inputs.tokens.numel() as f32);
         stream.launch(Sum { x: &self.inputs.losses, factor: tokens, total: &self.loss }.op("loss")?)?;
         self.data.all_reduce(&stream, &self.loss, Reduce::Avg)?;
-        self.parallel.step(lr)
+        self.parallel.step(lr)?;
+        self.clock.end(self.parallel.updates())
     }
 
     fn microbatch(&mut self, at: usize, place: Place) -> Result<(), TrainError> {
-        let RankRun { stream, model, parallel, frame, scale, .. } = self;
+        let RankRun { stream, model, parallel, frame, scale, clock, .. } = self;
         let Inputs { tokens, targets, losses, .. } = &self.inputs;
         let loss = losses.flat(at..at + 1)?;
         let token_scale = scale.factor();
@@ -120,8 +127,10 @@ impl RankRun {
             model.forward_loss(frame, weights, &microbatch)?;
             // The model's mean is over all tokens, those that do not count included.
             stream.launch(Scale { x: &loss, factor: token_scale, y: &loss }.op("loss")?)?;
+            clock.lap(stream, Phase::Forward)?;
             weights.enter(Pass::Backward);
-            Ok(model.backward(frame, weights, 0)?)
+            model.backward(frame, weights, 0)?;
+            clock.lap(stream, Phase::Backward)
         })
     }
 
@@ -170,11 +179,14 @@ pub(super) fn aside(frame: &Frame, pass: usize) -> Option<Frame> {
 }
 
 /// The model that a configuration asks for.
-pub(super) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
+pub(crate) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
     let m = &config.model;
     let arch = match m.arch {
         Arch::Gpt2 => model::Arch::Gpt2,
-        Arch::Llama => model::Arch::Llama(LlamaConfig { kv_heads: m.kv_heads, rope_base: LlamaConfig::ROPE_BASE }),
+        Arch::Llama => {
+            let rope_base = m.rope_base.unwrap_or(LlamaConfig::ROPE_BASE);
+            model::Arch::Llama(LlamaConfig { kv_heads: m.kv_heads, rope_base })
+        }
     };
     Ok(GptPlan::new(model::GptConfig {
         arch,

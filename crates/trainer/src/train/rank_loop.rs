@@ -1,12 +1,13 @@
 //! The loop of one rank: the same program on every rank.
 
 use std::{
+    collections::VecDeque,
     ops::RangeInclusive,
     sync::{Mutex, MutexGuard},
 };
 
 use data::{Batches, Corpus, Windows};
-use device::{Machine, Trace};
+use device::{Machine, Note, Trace};
 use pgroups::Rank;
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
     rank::{Plans, RankRun},
     resident::resident_bytes,
     run_log::RunLog,
-    stop::{Signal, StopSource},
+    stop::{Asked, Signal, StopSource},
     trace_window::TraceWindow,
     writer::write_sample,
 };
@@ -77,7 +78,7 @@ struct RankLoop<'a> {
     shared: &'a Shared<'a>,
     /// Steps whose results are known.
     steps: u64,
-    /// What some rank had been asked when one of those was submitted.
+    /// What some rank had been asked when one of those, or a pass of an evaluation, was submitted.
     stop: Option<Signal>,
 }
 
@@ -97,6 +98,7 @@ impl RankLoop<'_> {
                 break;
             }
             self.submit(rank, step, &mut batches)?;
+            self.evaluate(rank, step)?;
             if self.window.ends_behind(step) {
                 self.drain()?;
                 self.window.end(&self.run)?;
@@ -114,13 +116,31 @@ impl RankLoop<'_> {
         let lr = config.schedule().lr(step - 1);
         let batch = batches.next_batch()?;
         let parts: Vec<_> = batch.microbatches().collect();
+        self.run.stream.device().note(|| Note::Step(step));
         self.run.stop.submit(&self.run.stream, self.shared.stop.asked(rank, step))?;
         self.run.step(&parts, lr as f32)?;
-        self.losses.submitted(&self.run, lr)?;
-        let interval = config.train.eval_interval;
-        if let Some(eval) = self.eval.as_mut().filter(|_| step.is_multiple_of(interval) || step == config.train.steps) {
-            eval.submit(&self.run)?;
-            self.losses.evaluated(&self.run, eval)?;
+        self.losses.submitted(&self.run, lr)
+    }
+
+    /// Evaluates behind a step that is due. The stop bit goes round before each pass, too, so that a long evaluation is
+    /// no reason to wait; what it finds is read as late as a step's is, on all ranks before the same pass.
+    fn evaluate(&mut self, rank: u32, step: u64) -> Result<(), TrainError> {
+        let train = &self.shared.config.train;
+        let due = step.is_multiple_of(train.eval_interval) || step == train.steps;
+        let Some(eval) = self.eval.as_mut().filter(|_| due) else { return Ok(()) };
+        // Below the host keeps up with the passes, which are not to count as the step's time.
+        self.losses.settle()?;
+        let (run, source) = (&self.run, &self.shared.stop);
+        let mut under_way = VecDeque::new();
+        let stopped = eval.submit(run, || {
+            run.stop.submit(&run.stream, source.asked_in_evaluation(rank, step))?;
+            under_way.push_back(run.stop.download(&run.stream)?);
+            let known = if under_way.len() > LossLog::AHEAD { under_way.pop_front() } else { None };
+            Ok(known.map(|asked: Asked| asked.wait()).transpose()?.flatten())
+        })?;
+        match stopped {
+            Some(_) => self.stop = self.stop.or(stopped),
+            None => self.losses.evaluated(run, eval)?,
         }
         Ok(())
     }

@@ -1,7 +1,6 @@
 //! The run: data, plan, machine, ranks, files.
 
 use std::{
-    fs,
     io::Write,
     ops::RangeInclusive,
     path::{Path, PathBuf},
@@ -14,6 +13,7 @@ use device::{Machine, Options};
 
 use super::{
     eval::eval_windows,
+    outputs::check_outputs,
     peak::product_peak,
     plan::{batches, plan_run},
     rank_loop::{Shared, run_rank},
@@ -77,11 +77,11 @@ pub fn train(config: &Config, options: RunOptions) -> Result<Trained, TrainError
         return Err(TrainError::TimelineBehindEnd { first: *steps.start(), steps: config.train.steps });
     }
     let plan = plan_run(config)?;
+    check_outputs(&dir, timeline.as_ref())?;
     // What the measurement of the peak leaves to the allocator is used again below.
     let before = resident_bytes();
     let machine = machine(config)?;
     let peak = product_peak(&machine, 0)?;
-    fs::create_dir_all(&dir).map_err(|source| TrainError::Write { path: dir.clone(), source })?;
     let mut log = RunLog::start(config, &dir, lines, peak)?;
     log.progress.note(&format!("{} tokens from {} files", corpus.tokens(), corpus.files().len()));
     log.progress.note(plan.to_string().trim_end());

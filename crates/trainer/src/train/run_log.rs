@@ -49,9 +49,11 @@ impl RunLog {
             tokens_per_s,
             mfu: tokens_per_s * self.mfu_per_rate,
             seconds,
+            phases: known.phases,
             eval_loss: known.eval_loss,
         };
-        tracing::info!(step, loss = metrics.loss, eval_loss = metrics.eval_loss, tokens_per_s, "trainer.step_done");
+        let (loss, eval_loss, phases) = (metrics.loss, metrics.eval_loss, &metrics.phases);
+        tracing::info!(step, loss, eval_loss, tokens_per_s, ?phases, "trainer.step_done");
         self.file.write(&metrics)?;
         if let Some(events) = &mut self.events {
             events.write(&metrics)?;

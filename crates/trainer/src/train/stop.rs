@@ -70,6 +70,15 @@ pub enum StopSource {
         /// What it is told.
         signal: Signal,
     },
+    /// One rank is asked when it is about to submit the evaluation behind a step: the same moment in every run.
+    AtEvaluation {
+        /// Rank.
+        rank: u32,
+        /// Step, from 1.
+        step: u64,
+        /// What it is told.
+        signal: Signal,
+    },
 }
 
 impl StopSource {
@@ -97,6 +106,15 @@ impl StopSource {
                 i32::try_from(number.load(Ordering::Relaxed)).ok().and_then(Signal::from_number)
             }
             StopSource::AtStep { rank: of, step: at, signal } => (*of == rank && step >= *at).then_some(*signal),
+            StopSource::AtEvaluation { rank: of, step: at, signal } => (*of == rank && step > *at).then_some(*signal),
+        }
+    }
+
+    /// What `rank` knows when it is about to submit a pass of the evaluation behind `step`.
+    pub fn asked_in_evaluation(&self, rank: u32, step: u64) -> Option<Signal> {
+        match self {
+            StopSource::AtEvaluation { rank: of, step: at, signal } => (*of == rank && step >= *at).then_some(*signal),
+            StopSource::Never | StopSource::Flag(_) | StopSource::AtStep { .. } => self.asked(rank, step),
         }
     }
 }
@@ -192,5 +210,9 @@ mod tests {
         let at = StopSource::AtStep { rank: 1, step: 4, signal: Signal::Interrupt };
         let asked = [(0, 9), (1, 3), (1, 4), (1, 5)].map(|(rank, step)| at.asked(rank, step));
         assert_eq!(asked, [None, None, Some(Signal::Interrupt), Some(Signal::Interrupt)]);
+        let at = StopSource::AtEvaluation { rank: 1, step: 4, signal: Signal::Interrupt };
+        assert_eq!([at.asked(1, 4), at.asked(1, 5)], [None, Some(Signal::Interrupt)]);
+        let asked = [(0, 9), (1, 3), (1, 4)].map(|(rank, step)| at.asked_in_evaluation(rank, step));
+        assert_eq!(asked, [None, None, Some(Signal::Interrupt)]);
     }
 }

@@ -79,6 +79,43 @@ fn plan_needs_no_data_and_names_every_kind_of_memory() {
 }
 
 #[test]
+fn a_plan_of_sequences_that_no_host_holds_a_batch_of_is_made() {
+    // 128 sequences of a million tokens: a gigabyte of text, which nobody needs to plan with.
+    let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 128\nmicro_batch = 1\neval_interval = 1\n");
+    let config = folder.config();
+    let begin = std::time::Instant::now();
+    let output = trainer(&["plan", config.to_str().unwrap(), "--set", "model.seq_len=1000000"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(begin.elapsed() < std::time::Duration::from_secs(30), "{:?}", begin.elapsed());
+    let refused = trainer(&["plan", config.to_str().unwrap(), "--set", "model.seq_len=4000000000"]);
+    assert!(stderr(&refused).contains("tokens in a step: at most 2147483647"), "{}", stderr(&refused));
+}
+
+#[test]
+fn what_cannot_be_written_at_the_end_is_told_before_training() {
+    let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
+    let config = folder.config();
+    let run = |dir: &str, more: &[&str]| {
+        let dir = folder.path().join(dir);
+        let args = [&["train", config.to_str().unwrap(), "--run-dir", dir.to_str().unwrap()], more].concat();
+        let output = trainer(&args);
+        assert!(!output.status.success(), "{}", stdout(&output));
+        assert!(!dir.join("metrics.jsonl").exists(), "nothing was trained");
+        stderr(&output)
+    };
+    for name in ["loss.svg", "loss.svg.tmp"] {
+        std::fs::create_dir_all(folder.path().join(name).join(name)).unwrap();
+        let text = run(name, &[]);
+        assert!(text.contains("cannot write '") && text.contains(&format!("{name}/{name}'")), "{text}");
+    }
+    let blocked = folder.path().join("loss.svg/timeline");
+    std::fs::create_dir(&blocked).unwrap();
+    let text = run("fresh", &["--timeline", blocked.to_str().unwrap()]);
+    assert!(text.contains("cannot write '") && text.contains("/timeline'"), "{text}");
+    assert!(!folder.path().join("fresh/loss.svg").exists(), "trying leaves nothing");
+}
+
+#[test]
 fn plan_draws_a_step_that_nobody_ran() {
     let folder = Folder::with_config("[layout]\ndp = 4\n[train]\nsteps = 2\nglobal_batch = 4\n");
     let file = folder.path().join("plan.json");

@@ -30,6 +30,21 @@ fn evaluating_changes_nothing_that_training_can_see() {
     assert_eq!(with.sample, without.sample);
 }
 
+#[test]
+fn the_time_of_an_evaluation_is_no_part_of_its_steps() {
+    // Half of the text, sequence by sequence, behind each step of 12 sequences: far more work than the step.
+    let folder = Folder::with_config(TRAIN);
+    let median = |eval_interval: &str| {
+        let set = [eval_interval, "data.split=0.5,0.5", "train.micro_batch=1", "train.steps=9"];
+        let run = folder.train(&set);
+        let mut seconds: Vec<f64> = run.metrics.iter().map(|m| m.seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        seconds[4]
+    };
+    let (with, without) = (median("train.eval_interval=1"), median("train.eval_interval=0"));
+    assert!(with < 4.0 * without, "{with} s a step beside evaluations, {without} s alone");
+}
+
 /// Weights differ between runs on other numbers of ranks by the order of sums, so the weights are held still.
 fn still(folder: &Folder, dp: u32, samples: u64) -> Vec<u32> {
     let set = [format!("layout.dp={dp}"), format!("train.eval_samples={samples}"), "train.steps=1".to_owned()];

@@ -190,3 +190,22 @@ fn a_llama_learns_and_recomputing_changes_no_bit_of_either_architecture() {
         assert!(ratio < 0.75, "{arch:?}: {}", kept.summary);
     }
 }
+
+#[test]
+fn every_step_tells_where_its_time_went_on_the_slowest_and_the_fastest_rank() {
+    let folder = Folder::with_config(
+        "[layout]\ndp = 2\n[optimizer]\ndistributed = true\n[train]\nsteps = 6\nglobal_batch = 8\nmicro_batch = 2\n",
+    );
+    for set in [&["device.kind=cpu"], &["device.kind=sim"], &["optimizer.clip=0"]] {
+        let run = folder.train(set);
+        for m in &run.metrics {
+            let phases = [m.phases.forward, m.phases.backward, m.phases.update];
+            assert!(phases.iter().all(|p| p.fastest > 0.0 && p.slowest >= p.fastest), "{set:?}: {m:?}");
+        }
+        assert_eq!(trainer::read_metrics(&run.metrics_file).unwrap(), run.metrics);
+    }
+    // The passes of one rank run one after another, so they fit into the time of all steps.
+    let run = folder.train(&["layout.dp=1"]);
+    let passes: f32 = run.metrics.iter().map(|m| m.phases.forward.slowest + m.phases.backward.slowest).sum();
+    assert!(f64::from(passes) <= run.summary.seconds, "{passes} s of {} s", run.summary.seconds);
+}

@@ -40,6 +40,30 @@ fn a_signal_that_comes_too_late_to_leave_out_a_step_changes_nothing() {
     }
 }
 
+#[test]
+fn a_signal_in_an_evaluation_ends_it_on_all_ranks_before_the_same_pass() {
+    let folder = Folder::with_config(TRAIN);
+    let evaluating = ["train.eval_interval=6", "train.micro_batch=1"];
+    let whole = folder.train(&evaluating);
+    assert!(whole.metrics[5].eval_loss.is_some());
+    for (rank, kind) in [(0, "cpu"), (1, "cpu"), (1, "sim")] {
+        let kind = format!("device.kind={kind}");
+        let set = [&evaluating[..], &[&*kind]].concat();
+        let stop = StopSource::AtEvaluation { rank, step: 6, signal: Signal::Interrupt };
+        let run = folder.train_with(&set, |options| options.stop = stop);
+        assert_eq!((run.end, run.steps_by_rank), (RunEnd::Stopped(Signal::Interrupt), vec![6, 6]), "{rank} on {kind}");
+        assert_eq!(losses(&run.metrics), losses(&whole.metrics[..6]));
+        assert_eq!(run.metrics[5].eval_loss, None, "there is no loss of half an evaluation");
+        assert_eq!(trainer::read_metrics(&run.metrics_file).unwrap(), run.metrics);
+    }
+    // Two passes are submitted before the first answer is read: the next step hears of it.
+    let set = [&evaluating[..], &["train.eval_samples=3"]].concat();
+    let stop = StopSource::AtEvaluation { rank: 1, step: 6, signal: Signal::Interrupt };
+    let run = folder.train_with(&set, |options| options.stop = stop);
+    assert!(run.metrics[5].eval_loss.is_some());
+    assert_eq!(run.steps_by_rank, [8, 8], "its bit went round with step 7, and 8 was under way");
+}
+
 /// A run of the command that gets `signal` when it has done some steps.
 fn signalled(folder: &Folder, signal: &str) -> (Output, usize) {
     let run_dir = folder.path().join("signalled");
