@@ -5,7 +5,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use crate::{Device, Error, Label, Position, capture::CapturedPoint, device::DeviceInner, engine::Awaited, queue::Mark};
+use crate::{
+    Device, Error, Label, Position, capture::CapturedPoint, device::DeviceInner, engine::Awaited, queue::Mark,
+};
 
 /// The record that a wait binds to.
 #[derive(Clone)]
