@@ -165,9 +165,12 @@ impl HostState for Core {
     fn announce(&self, effects: &(dyn Any + Send + Sync), stream: &Stream) {
         let added: &Added = own(effects);
         for (group, added) in added.groups.iter().enumerate() {
-            let written = self.groups[group].gates.epochs().written;
+            let gates = &self.groups[group].gates;
+            let written = gates.epochs().written;
             match added.published {
                 Published::None => {}
+                // Someone read it since, outside the graph, which gathers the same bytes once more.
+                Published::Before if gates.is_current() => {}
                 Published::Before => self.note_issued(group, written, stream),
                 Published::Own => {
                     self.note_written(group, written + added.writes, stream);
