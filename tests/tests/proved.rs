@@ -80,12 +80,13 @@ fn training_on_sixty_four_ranks_is_free_of_races() {
 
 /// What orders the streams of a training run. Its other waits are covered by its single compute stream; the tests of
 /// `ddp` have programs that need them.
-const NEEDED: [&str; 5] = [
+const NEEDED: [&str; 6] = [
     "ddp.gather_after_write",
     "ddp.reduce_after_landed",
     "ddp.step_after_reduce",
     "ddp.step_after_step",
     "pgroups.read_after_publish",
+    "trainer.update_time_after_passes",
 ];
 
 #[test]
