@@ -39,7 +39,10 @@ impl Crowd {
         let mut seen = lock(&self.seen);
         let stream = match after {
             After::Gate(gate) => {
-                seen.gates.push(gate.clone());
+                // Its last record is behind those before: a graph never overlaps itself.
+                if !seen.gates.iter().any(|known| known.same_as(gate)) {
+                    seen.gates.push(gate.clone());
+                }
                 return Ok(());
             }
             After::Stream(stream) => stream,
@@ -140,5 +143,49 @@ impl Gates {
         stream.wait(written, crate::why::WRITE_AFTER_WRITE)?;
         self.releases.settle(stream, crate::why::WRITE_AFTER_READ)?;
         Ok(stream.wait(&self.published, crate::why::WRITE_AFTER_PUBLISH)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use device::{Error, Machine, Trace, TraceEvent};
+
+    use super::*;
+
+    const WHY: Why = Why("test.crowd");
+
+    fn waits(trace: &Trace) -> Vec<String> {
+        let name = |event: &TraceEvent| match event {
+            TraceEvent::Wait { event, generation, .. } => Some(format!("{event}:{generation}")),
+            _ => None,
+        };
+        trace.events.iter().filter_map(name).collect()
+    }
+
+    #[test]
+    fn a_gate_that_is_noted_again_and_again_is_kept_once() -> Result<(), Error> {
+        let machine = Machine::sim(1);
+        let device = machine.device(0)?;
+        let (lane, writer) = (device.stream("lane")?, device.stream("writer")?);
+        let gates = ["a", "b"].map(|name| device.event(name));
+        let crowd = Crowd::new("crowd".to_owned());
+        for _evaluation in 0..1_000 {
+            for gate in &gates {
+                lane.record(gate)?;
+                crowd.note(After::Gate(gate))?;
+            }
+        }
+        assert_eq!(lock(&crowd.seen).gates.len(), 2);
+        machine.trace_start();
+        crowd.settle(&writer, WHY)?;
+        assert_eq!(waits(&machine.trace_stop()), ["a:1000", "b:1000"], "behind the last record of each");
+        assert!(lock(&crowd.seen).gates.is_empty());
+        // Settled gates are noted anew.
+        lane.record(&gates[1])?;
+        crowd.note(After::Gate(&gates[1]))?;
+        machine.trace_start();
+        crowd.wait(&writer, WHY)?;
+        assert_eq!(waits(&machine.trace_stop()), ["b:1001"]);
+        Ok(())
     }
 }

@@ -207,6 +207,20 @@ impl Capture {
         nodes.push(DraftNode { what, lane: stream, behind, waits, place: lane.nodes });
     }
 
+    /// Adds a node that waits for `event`, unless `stream` is behind one already: both would bind to one record.
+    pub(crate) fn wait_external(&self, stream: u32, event: &Event, why: Why) {
+        let state = self.lock();
+        let State { nodes, lanes, .. } = &*state;
+        let clock = &lanes[position(lanes, stream)].point.clock;
+        let waits = |node: &DraftNode| matches!(&node.what, Draft::Wait { event: known, .. } if known.same_as(event));
+        let is_behind = |node: &DraftNode| clock.at(position(lanes, node.lane)) >= node.place;
+        let is_covered = nodes.iter().any(|node| waits(node) && is_behind(node));
+        drop(state);
+        if !is_covered {
+            self.add(stream, Draft::Wait { event: event.clone(), why });
+        }
+    }
+
     /// The present point of `stream`, for an event.
     pub(crate) fn point(self: &Arc<Self>, stream: u32) -> CapturedPoint {
         let state = self.lock();

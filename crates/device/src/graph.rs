@@ -1,6 +1,7 @@
 //! Graphs: what a capture made. Immutable operations, and the order among them.
 
 use std::{
+    collections::HashSet,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard,
@@ -9,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    Device, Error, Event, Meeting, Op, TraceGraph, Why,
+    Device, Error, Event, Meeting, Op, TraceGraph, View, Why,
     capture::{Draft, DraftNode},
     device::DeviceInner,
     executable::ExecInner,
@@ -177,6 +178,18 @@ impl CapturedGraph {
     /// Nodes and order, as traces tell them.
     pub fn trace(&self) -> &Arc<TraceGraph> {
         &self.0.inner.trace
+    }
+
+    /// Memory that its nodes write, in the order of first writes; each region once, though regions may overlap.
+    pub fn writes(&self) -> Vec<View> {
+        let mut seen = HashSet::new();
+        let accesses = self.0.inner.nodes.iter().flat_map(|node| match &node.kind {
+            NodeKind::Op(op) => &op.accesses[..],
+            NodeKind::Joint(joint) => &joint.body.accesses[..],
+            NodeKind::Wait(..) | NodeKind::Record(_) => &[],
+        });
+        let written = accesses.filter(|access| access.mode.writes()).map(|access| &access.view);
+        written.filter(|view| seen.insert((view.allocation_id(), view.region()))).cloned().collect()
     }
 
     /// Something that streams can launch. A graph can have several, which then overlap each other, never themselves.

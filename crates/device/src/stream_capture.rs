@@ -71,13 +71,13 @@ impl Stream {
     }
 
     /// Makes a node that waits for a record outside the capture: at every launch for the last one that was issued
-    /// before the launch was.
+    /// before the launch was. None if this stream is behind such a wait for the same event already.
     ///
     /// # Errors
     /// [`Error::NotCapturing`]; [`Error::Foreign`] for an event of another device; [`Error::CaptureInvalid`]; the
     /// device's sticky error.
     pub fn wait_external(&self, event: &Event, why: Why) -> Result<(), Error> {
-        self.external(event, "wait_external", |event| Draft::Wait { event, why })
+        self.external(event, "wait_external", |capture, stream| capture.wait_external(stream, event, why))
     }
 
     /// Makes a node that records `event` for whoever waits outside the capture. It counts as issued when the graph is
@@ -86,10 +86,11 @@ impl Stream {
     /// # Errors
     /// As [`Stream::wait_external`].
     pub fn record_external(&self, event: &Event) -> Result<(), Error> {
-        self.external(event, "record_external", |event| Draft::Record { event })
+        let record = || Draft::Record { event: event.clone() };
+        self.external(event, "record_external", |capture, stream| capture.add(stream, record()))
     }
 
-    fn external(&self, event: &Event, call: &'static str, draft: impl FnOnce(Event) -> Draft) -> Result<(), Error> {
+    fn external(&self, event: &Event, call: &'static str, add: impl FnOnce(&Capture, u32)) -> Result<(), Error> {
         let inner = self.inner();
         inner.device.check()?;
         event.check_owner(&inner.device)?;
@@ -97,7 +98,7 @@ impl Stream {
         let Some(capture) = submit.capture()? else {
             return Err(Error::NotCapturing { rank: inner.device.rank, stream: inner.name.clone(), call });
         };
-        capture.add(inner.index, draft(event.clone()));
+        add(&capture, inner.index);
         Ok(())
     }
 }

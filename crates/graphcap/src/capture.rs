@@ -2,8 +2,8 @@
 
 use std::{collections::HashMap, error::Error as StdError, fmt, marker::PhantomData, num::NonZeroUsize, sync::Arc};
 
-use device::{CapturedGraph, Event, GraphUse, Stream, View};
-use pgroups::{HostState, Param, ParamId, Pass, Turn};
+use device::{CapturedGraph, Error, Event, GraphUse, Stream, View};
+use pgroups::{HostState, ParamId, Pass, Turn, WeakParam};
 
 use crate::{
     GateMode, Graph, GraphError, Scope, Survivor,
@@ -51,7 +51,8 @@ pub struct GraphSet {
     config: GraphConfig,
     gates: Stream,
     graphs: Vec<Graph>,
-    first_uses: HashMap<ParamId, Param>,
+    /// Held weakly: as long as they are here, no other parameter has their number.
+    first_uses: HashMap<ParamId, WeakParam>,
     /// What the device had when the set was made.
     before: GraphUse,
 }
@@ -99,17 +100,18 @@ impl GraphSet {
         let accounts = self.config.accounts.clone();
         let open = Open::begin(&accounts, origin)?;
         origin.begin_capture(name)?;
+        let ending = Ending(origin);
         let recorded = self.record(name, origin, &open, body);
-        let captured = origin.end_capture();
+        let captured = ending.end();
         let accounts = open.end();
         let taken = match (recorded, captured) {
             (Ok((links, inputs, out, value)), Ok(captured)) => accounts.and_then(|accounts| {
                 let live = self.instantiate(captured, links, inputs, accounts, &out)?;
                 Ok((Graph::new(name, self.config.scope, self.config.gates, live), value))
             }),
-            // What broke a rule of captures is the cause of what followed.
+            // A body that stopped half way has not joined its streams; any other broken rule is why it stopped.
+            (Err(failed), Ok(_) | Err(Error::Unjoined { .. })) => Err(failed),
             (_, Err(broken)) => Err(broken.into()),
-            (Err(failed), Ok(_)) => Err(failed),
         };
         match &taken {
             Ok((graph, _)) => self.graphs.push(graph.clone()),
@@ -169,9 +171,10 @@ impl GraphSet {
                 let frees = first.free.iter().flatten().cloned().zip(free.iter().flatten().cloned());
                 executable.set_events(&outs.chain(frees).collect::<Vec<_>>())?;
             }
-            lanes.push(Lane { executable, out, free });
+            let ended = device.event(&format!("graphcap.ended.{}.{lane}", captured.name()));
+            lanes.push(Lane { executable, out, free, ended });
         }
-        Ok(Live { captured, lanes, next: 0, links, inputs, accounts, gates: self.gates.clone() })
+        Ok(Live { captured, lanes, next: 0, replays: 0, links, inputs, accounts, gates: self.gates.clone() })
     }
 
     /// The graphs, in the order of capture.
@@ -184,6 +187,14 @@ impl GraphSet {
     #[must_use]
     pub fn config(&self) -> &GraphConfig {
         &self.config
+    }
+
+    /// [Warms up](Graph::warm_up) every graph, in the order of capture.
+    ///
+    /// # Errors
+    /// As [`Graph::warm_up`].
+    pub fn warm_up(&self, stream: &Stream, times: usize) -> Result<(), GraphError> {
+        self.graphs.iter().try_for_each(|graph| graph.warm_up(stream, times))
     }
 
     /// Graphs whose parameters have moved, or changed owners in a way that their gates cannot follow: to be captured
@@ -212,6 +223,24 @@ impl GraphSet {
             survivors.push(Survivor::Executables { rank, executables: now.executables - before.executables });
         }
         survivors
+    }
+}
+
+/// Ends the capture, also if what is captured panics.
+struct Ending<'s>(&'s Stream);
+
+impl Ending<'_> {
+    fn end(self) -> Result<CapturedGraph, Error> {
+        let stream = self.0;
+        std::mem::forget(self);
+        stream.end_capture()
+    }
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        // The panic is what is told.
+        drop(self.0.end_capture());
     }
 }
 

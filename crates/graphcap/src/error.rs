@@ -2,7 +2,7 @@
 
 use std::{error::Error as StdError, fmt, sync::Arc};
 
-use pgroups::{Address, PgError};
+use pgroups::{Address, Keep, PgError};
 use thiserror::Error;
 
 use crate::{Difference, Scope};
@@ -110,6 +110,51 @@ pub enum Change {
         /// Whom it shared its publisher with.
         with: String,
     },
+    /// Its gradient is governed by others, or by other memory, than when the graph was captured.
+    Governed {
+        /// Parameter.
+        param: String,
+        /// What the graph does with what the gradient holds. None: it adds to what an earlier graph has put there.
+        captured: Option<FirstUse>,
+        /// What it would have to do.
+        now: FirstUse,
+    },
+}
+
+/// What the first use of a gradient in a pass does with what it finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FirstUse {
+    /// As it likes: nobody waits for the gradient.
+    Nobodys,
+    /// Adds.
+    Adds,
+    /// Multiplies it by a flag on the device.
+    Flag {
+        /// Number of the flag's allocation on its rank.
+        allocation: u32,
+        /// Where it begins there.
+        byte: usize,
+    },
+}
+
+impl FirstUse {
+    pub(crate) fn of(keep: &Keep) -> FirstUse {
+        match keep {
+            Keep::All => FirstUse::Adds,
+            Keep::Times(flag) => FirstUse::Flag { allocation: flag.allocation_id(), byte: flag.region().start },
+        }
+    }
+}
+
+impl fmt::Display for FirstUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FirstUse::Nobodys => f.write_str("as its blocks like"),
+            FirstUse::Adds => f.write_str("by adding"),
+            FirstUse::Flag { allocation, byte } => write!(f, "by the flag in allocation {allocation} at byte {byte}"),
+        }
+    }
 }
 
 impl fmt::Display for Change {
@@ -126,6 +171,12 @@ impl fmt::Display for Change {
             Change::Gone { param } => write!(f, "parameter '{param}' is gone"),
             Change::Regrouped { param, with } => {
                 write!(f, "parameter '{param}' is not published together with '{with}' any more")
+            }
+            Change::Governed { param, captured: Some(captured), now } => {
+                write!(f, "the gradient of '{param}' was begun {captured}, and has to be begun {now}")
+            }
+            Change::Governed { param, captured: None, now } => {
+                write!(f, "the gradient of '{param}' was added to, and has to be begun {now}")
             }
         }
     }

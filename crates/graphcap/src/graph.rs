@@ -33,6 +33,7 @@ pub(crate) struct Live {
     pub(crate) lanes: Vec<Lane>,
     /// The lane of the next replay.
     pub(crate) next: usize,
+    pub(crate) replays: u64,
     pub(crate) links: Links,
     pub(crate) inputs: Inputs,
     pub(crate) accounts: Accounts,
@@ -47,6 +48,8 @@ pub(crate) struct Lane {
     pub(crate) out: Vec<Event>,
     /// By bucket.
     pub(crate) free: Vec<Option<Event>>,
+    /// Behind its last replay, if that may have read arguments.
+    pub(crate) ended: Event,
 }
 
 impl Graph {
@@ -54,7 +57,7 @@ impl Graph {
         Graph(Arc::new(Inner { name: name.to_owned(), scope, mode, live: Mutex::new(Some(live)) }))
     }
 
-    fn live(&self) -> MutexGuard<'_, Option<Live>> {
+    pub(crate) fn live(&self) -> MutexGuard<'_, Option<Live>> {
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -85,7 +88,7 @@ impl Graph {
     /// Replays so far; 0 when it was deleted.
     #[must_use]
     pub fn replays(&self) -> u64 {
-        self.live().as_ref().map_or(0, |live| live.lanes.iter().map(|lane| lane.executable.launches()).sum())
+        self.live().as_ref().map_or(0, |live| live.replays)
     }
 
     /// Names of the parameters that it reads in forward, each once, in the order of first reads.
@@ -146,15 +149,21 @@ impl Graph {
         let accounts = live.accounts.hold(name)?;
         live.links.issue()?;
         live.links.wait_for_reads(stream)?;
+        live.links.note_reads(stream);
         let lane = &live.lanes[live.next];
         let gates = Gates { out: &lane.out, free: &lane.free, stream: &live.gates };
         live.links.open_gradients(&gates, stream)?;
         accounts.join(stream)?;
-        live.inputs.copy_in(name, stream, given)?;
+        let readers = live.lanes.iter().map(|lane| &lane.ended).filter(|ended| ended.generation() > 0);
+        live.inputs.copy_in(name, stream, given, readers)?;
         stream.note(|| Note::Scope { graph: lane.executable.trace().id, scope: self.0.scope.name().into() });
         accounts.announce(stream);
         stream.launch_graph(&lane.executable)?;
-        live.links.apply(&gates)?;
+        if live.inputs.has_memory() {
+            stream.record(&lane.ended)?;
+        }
+        live.replays += 1;
+        live.links.apply(&gates, stream)?;
         accounts.apply(stream)?;
         live.next = (live.next + 1) % live.lanes.len();
         Ok(())

@@ -3,9 +3,9 @@
 
 use std::fmt;
 
-use device::{DType, Stream, View, ops::Cast};
+use device::{DType, Event, Stream, View, ops::Cast};
 
-use crate::GraphError;
+use crate::{GraphError, why};
 
 /// An argument of a replay.
 #[derive(Clone, Copy, Debug)]
@@ -171,17 +171,29 @@ impl Inputs {
         Err(GraphError::Arguments { graph: graph.to_owned(), differences })
     }
 
-    /// Copies what lies elsewhere. Behind [`Inputs::check`].
-    pub(crate) fn copy_in(&self, graph: &str, stream: &Stream, given: &[(&str, Given<'_>)]) -> Result<(), GraphError> {
+    /// Copies what lies elsewhere, behind everyone who has read what the slots hold. Behind [`Inputs::check`].
+    pub(crate) fn copy_in<'e>(
+        &self,
+        graph: &str,
+        stream: &Stream,
+        given: &[(&str, Given<'_>)],
+        readers: impl Iterator<Item = &'e Event> + Clone,
+    ) -> Result<(), GraphError> {
         for (name, slot) in &self.0 {
             let given = given.iter().find(|(other, _)| other == name);
             if let (Slot::Memory(slot), Some((_, Given::Memory(view)))) = (slot, given)
                 && !slot.same_as(view)
             {
+                readers.clone().try_for_each(|ended| stream.wait(ended, why::INPUT_AFTER_READ))?;
                 stream.launch(Cast { x: view, y: slot }.op(format!("{graph}.{name}"))?)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether replays may have to copy something.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.0.iter().any(|(_, slot)| matches!(slot, Slot::Memory(_)))
     }
 }
 

@@ -12,6 +12,7 @@ mod recording; // what a capture takes down
 mod accounts; //  what is on the host around a captured step
 // Replays.
 mod graph; //     check, issue, copy in, launch, apply
+mod warm_up; //   launches that leave nothing behind
 mod inputs; //    what a replay is given
 mod links; //     parameters, publishers and sinks of a graph
 mod audit; //     what is left of deleted graphs
@@ -26,7 +27,7 @@ pub mod why; //    every synchronisation, by name
 pub use self::{
     audit::Survivor,
     capture::{CaptureScope, GraphConfig, GraphSet},
-    error::{Change, GraphError},
+    error::{Change, FirstUse, GraphError},
     graph::Graph,
     inputs::{Difference, Given},
     runners::{

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use device::{Event, Stream};
-use pgroups::{Address, After, Epochs, Landed, Param, PgError, Publish, Quiet, Turn, Watch, WeakParam};
+use device::{Access, Event, Note, Stream, TraceAccess};
+use pgroups::{Address, After, Epochs, Landed, Param, Pass, PgError, Publish, Quiet, Turn, Watch, WeakParam};
 
 use crate::{
-    GateMode, GraphError,
+    FirstUse, GateMode, GraphError,
     error::Change,
     recording::{Mention, OutGates, Recording},
 };
@@ -19,6 +19,15 @@ struct Link {
     address: Address,
     watch: Watch,
     bucket: usize,
+    gradient: Gradient,
+}
+
+/// What a graph does with a gradient.
+#[derive(Clone, Copy)]
+enum Gradient {
+    Untouched,
+    /// As captured; none: an earlier graph begins it.
+    Opened(Option<FirstUse>),
 }
 
 /// Parameters of one publisher.
@@ -27,10 +36,11 @@ struct Bucket {
     first: usize,
     /// It had a publisher when the graph was captured.
     was_published: bool,
-    /// Gates of the graph wait for this event.
+    /// Gates of the graph wait for this event: in front of its reads.
     in_gate: Option<Event>,
     condition: Option<Condition>,
     landed: Option<usize>,
+    /// None if it had no publisher: one that came later hears of the end of the launch.
     released: Option<usize>,
 }
 
@@ -67,6 +77,9 @@ pub(crate) struct Gates<'g> {
     pub(crate) stream: &'g Stream,
 }
 
+/// Who publishes a bucket now, with the parameter that was asked.
+type Found<'l> = Option<(Option<Arc<dyn Publish>>, &'l str)>;
+
 impl Links {
     pub(crate) fn new(mode: GateMode, recording: &Recording<'_>, out: &OutGates) -> Links {
         let params = recording.params();
@@ -76,6 +89,10 @@ impl Links {
         let all = |list: &[Mention]| list.iter().map(place).collect::<Vec<usize>>();
         let reads = all(&recording.reads);
         let mut links: Vec<Link> = params.iter().map(Link::new).collect();
+        let opens: Vec<usize> = recording.opens.iter().map(|opening| place(&opening.mention)).collect();
+        for (&at, opening) in opens.iter().zip(&recording.opens) {
+            links[at].gradient = Gradient::Opened(opening.first_use);
+        }
         let mut conditions = Vec::new();
         let mut buckets = Vec::new();
         for (i, bucket) in recording.buckets.iter().enumerate() {
@@ -84,7 +101,8 @@ impl Links {
                 links.push(Link::new(&Mention { param: bucket.first.clone(), bucket: i }));
                 links.len() - 1
             });
-            let in_gate = bucket.publisher.as_ref().filter(|_| mode == GateMode::InGraph);
+            let is_read = reads.iter().any(|read| links[*read].bucket == i);
+            let in_gate = bucket.publisher.as_ref().filter(|_| is_read && mode == GateMode::InGraph);
             buckets.push(Bucket {
                 first,
                 was_published: bucket.publisher.is_some(),
@@ -99,8 +117,8 @@ impl Links {
                 conditions.push(links[read].bucket);
             }
         }
-        let releases = (0..buckets.len()).filter(|bucket| out.released[*bucket].is_some()).collect();
-        let (opens, landings) = (all(&recording.opens), all(&recording.landings));
+        let releases = (0..buckets.len()).filter(|i| !recording.buckets[*i].released.is_empty()).collect();
+        let landings = all(&recording.landings);
         let mut this = Links { mode, links, buckets, conditions, reads, opens, landings, releases };
         this.look_up_conditions();
         this
@@ -154,7 +172,7 @@ impl Links {
     /// In what the parameters differ from when they were captured.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let mut changes = Vec::new();
-        let mut publishers: Vec<Option<(Option<Arc<dyn Publish>>, &str)>> = vec![None; self.buckets.len()];
+        let mut publishers: Vec<Found<'_>> = vec![None; self.buckets.len()];
         for link in &self.links {
             let name = || link.name.clone();
             let Some(param) = link.param.upgrade() else {
@@ -173,13 +191,14 @@ impl Links {
                 }
                 Some(_) => {}
             }
+            changes.extend(link.governed(&param));
         }
         changes.extend(self.joined(&publishers));
         changes
     }
 
     /// Buckets that were apart and share a publisher now.
-    fn joined(&self, publishers: &[Option<(Option<Arc<dyn Publish>>, &str)>]) -> Vec<Change> {
+    fn joined(&self, publishers: &[Found<'_>]) -> Vec<Change> {
         let known = publishers.iter().zip(&self.buckets).filter(|(_, bucket)| bucket.was_published);
         let known: Vec<_> = known.filter_map(|(found, _)| found.as_ref()).collect();
         let known: Vec<_> = known.into_iter().filter_map(|(p, name)| Some((p.as_ref()?, *name))).collect();
@@ -259,20 +278,45 @@ impl Links {
     }
 
     /// What a replay leaves for others: reads that have ended and gradients that have landed, behind its gates.
-    pub(crate) fn apply(&self, gates: &Gates<'_>) -> Result<(), GraphError> {
+    pub(crate) fn apply(&self, gates: &Gates<'_>, stream: &Stream) -> Result<(), GraphError> {
         for &at in &self.releases {
             let bucket = &self.buckets[at];
             let publisher = self.links[bucket.first].param.upgrade().and_then(|param| param.publisher());
-            if let (Some(publisher), Some(gate)) = (publisher, bucket.released) {
-                publisher.done(After::Gate(&gates.out[gate]))?;
-            }
+            let Some(publisher) = publisher else { continue };
+            stream.note(|| Note::Released { publisher: publisher.event().name().to_owned().into() });
+            publisher.done(bucket.released.map_or(After::Stream(stream), |gate| After::Gate(&gates.out[gate])))?;
         }
         for &at in &self.landings {
             if let (Some((param, sink)), Some(gate)) = (self.sink(at), self.buckets[self.links[at].bucket].landed) {
+                // Before the sink hears of it: it may reduce at once.
+                stream.note(|| Note::Landed {
+                    param: param.name().to_owned().into(),
+                    regions: vec![TraceAccess::from(&Access::update(&param.main_grad()))],
+                });
                 sink.landed(&param, After::Gate(&gates.out[gate]))?;
             }
         }
         Ok(())
+    }
+
+    /// What is about to be read, for whoever checks a trace: which epoch it has to be. That it is there is shown by the
+    /// order of the nodes.
+    pub(crate) fn note_reads(&self, stream: &Stream) {
+        if !stream.is_traced() {
+            return;
+        }
+        for link in self.reads.iter().map(|read| &self.links[*read]) {
+            let Some(publisher) = link.param.upgrade().and_then(|param| param.publisher()) else { continue };
+            let Epochs { written, issued } = publisher.epochs();
+            stream.note(|| Note::Read {
+                publisher: publisher.event().name().to_owned().into(),
+                param: link.name.clone().into(),
+                pass: Pass::Forward.name().into(),
+                written,
+                issued,
+                regions: Vec::new(),
+            });
+        }
     }
 
     fn sink(&self, at: usize) -> Option<(Param, Arc<dyn Landed>)> {
@@ -291,7 +335,16 @@ impl Link {
             address: param.address(),
             watch: param.watch(),
             bucket: mention.bucket,
+            gradient: Gradient::Untouched,
         }
+    }
+
+    /// Other flags than the captured one would be set, and nobody would look at them.
+    fn governed(&self, param: &Param) -> Option<Change> {
+        let Gradient::Opened(captured) = self.gradient else { return None };
+        let now = param.landed_sink().map_or(FirstUse::Nobodys, |sink| FirstUse::of(&sink.first_use()));
+        let is_same = captured.map_or(now != FirstUse::Nobodys, |captured| captured == now);
+        (!is_same).then(|| Change::Governed { param: self.name.clone(), captured, now })
     }
 }
 

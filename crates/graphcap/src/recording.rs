@@ -6,9 +6,9 @@ use std::{
 };
 
 use device::{Event, Stream, Why};
-use pgroups::{Keep, Param, ParamId, PgError, Publish, Recorder, Turn};
+use pgroups::{Keep, Param, ParamId, PgError, Publish, Recorder, Turn, WeakParam};
 
-use crate::{GateMode, inputs::Inputs, why};
+use crate::{FirstUse, GateMode, inputs::Inputs, why};
 
 /// Parameters with one publisher share their gates. One without a publisher is alone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,11 +22,8 @@ pub(crate) struct Bucket {
     /// The parameter that was mentioned first.
     pub(crate) first: Param,
     pub(crate) publisher: Option<Arc<dyn Publish>>,
-    /// Streams with a gate in front of their reads.
-    read_gates: Vec<u32>,
     /// What gives the gradients away; none if nobody writes them, or if replays wait for it before they begin.
     pub(crate) free: Option<Event>,
-    free_gates: Vec<u32>,
     /// Behind the last read so far, by stream.
     pub(crate) released: Vec<Mark>,
     /// Behind the last gradient so far, by stream.
@@ -48,17 +45,24 @@ pub(crate) struct Mention {
     pub(crate) bucket: usize,
 }
 
+/// A gradient that is written.
+pub(crate) struct Opening {
+    pub(crate) mention: Mention,
+    /// What its first use does with what it finds; none if that use is in an earlier graph.
+    pub(crate) first_use: Option<FirstUse>,
+}
+
 /// Everything of one capture.
 pub(crate) struct Recording<'s> {
     mode: GateMode,
     /// Parameters that had their first gradient of the pass: in this capture, or in an earlier one of the set.
-    first_uses: &'s mut HashMap<ParamId, Param>,
+    first_uses: &'s mut HashMap<ParamId, WeakParam>,
     keys: HashMap<BucketKey, usize>,
     pub(crate) buckets: Vec<Bucket>,
     /// Forward reads: each parameter once, in the order of first reads.
     pub(crate) reads: Vec<Mention>,
     /// Gradients that are written: each parameter once, in the order of first uses.
-    pub(crate) opens: Vec<Mention>,
+    pub(crate) opens: Vec<Opening>,
     /// Gradients that are there: each use once, in order.
     pub(crate) landings: Vec<Mention>,
     pub(crate) inputs: Inputs,
@@ -66,7 +70,7 @@ pub(crate) struct Recording<'s> {
 }
 
 impl<'s> Recording<'s> {
-    pub(crate) fn new(mode: GateMode, first_uses: &'s mut HashMap<ParamId, Param>) -> Recording<'s> {
+    pub(crate) fn new(mode: GateMode, first_uses: &'s mut HashMap<ParamId, WeakParam>) -> Recording<'s> {
         Recording {
             mode,
             first_uses,
@@ -90,9 +94,7 @@ impl<'s> Recording<'s> {
             self.buckets.push(Bucket {
                 first: param.clone(),
                 publisher,
-                read_gates: Vec::new(),
                 free: None,
-                free_gates: Vec::new(),
                 released: Vec::new(),
                 landed: Vec::new(),
             });
@@ -125,6 +127,14 @@ impl<'s> Recording<'s> {
     }
 }
 
+impl Recording<'_> {
+    fn opening(&mut self, param: &Param, bucket: usize, first_use: Option<FirstUse>) {
+        if !self.opens.iter().any(|known| known.mention.param == *param) {
+            self.opens.push(Opening { mention: Mention { param: param.clone(), bucket }, first_use });
+        }
+    }
+}
+
 fn mention(list: &mut Vec<Mention>, param: &Param, bucket: usize) {
     if !list.iter().rev().any(|known| known.param == *param) {
         list.push(Mention { param: param.clone(), bucket });
@@ -136,13 +146,13 @@ impl Recorder for Recording<'_> {
         // Noted first: whatever fails later, the read is known.
         let bucket = self.bucket(param);
         mention(&mut self.reads, param, bucket);
-        let this = &mut self.buckets[bucket];
-        let Some(publisher) = this.publisher.as_ref().filter(|_| self.mode == GateMode::InGraph) else { return Ok(()) };
-        if !this.read_gates.contains(&stream.index()) {
-            stream.wait_external(publisher.event(), Turn::READ_AFTER_PUBLISH)?;
-            this.read_gates.push(stream.index());
+        match &self.buckets[bucket].publisher {
+            // Branches that are behind such a gate already get no other.
+            Some(publisher) if self.mode == GateMode::InGraph => {
+                Ok(stream.wait_external(publisher.event(), Turn::READ_AFTER_PUBLISH)?)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn done(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
@@ -150,18 +160,20 @@ impl Recorder for Recording<'_> {
     }
 
     fn open(&mut self, param: &Param, stream: &Stream) -> Result<Option<Keep>, PgError> {
-        let Some(sink) = param.landed_sink() else { return Ok(None) };
-        let bucket = self.bucket(param);
-        mention(&mut self.opens, param, bucket);
-        let this = &mut self.buckets[bucket];
-        if self.mode == GateMode::InGraph && !this.free_gates.contains(&stream.index()) {
-            let Bucket { first, free, .. } = this;
+        let (bucket, sink) = (self.bucket(param), param.landed_sink());
+        let Some(sink) = sink else {
+            self.opening(param, bucket, Some(FirstUse::Nobodys));
+            return Ok(None);
+        };
+        if self.mode == GateMode::InGraph {
+            let Bucket { first, free, .. } = &mut self.buckets[bucket];
             let event = free.get_or_insert_with(|| stream.device().event(&format!("graphcap.free.{}", first.name())));
             stream.wait_external(event, why::GRAD_AFTER_FREE)?;
-            this.free_gates.push(stream.index());
         }
-        let is_first = self.first_uses.insert(param.id(), param.clone()).is_none();
-        Ok(Some(if is_first { sink.first_use() } else { Keep::All }))
+        let is_first = self.first_uses.insert(param.id(), param.downgrade()).is_none();
+        let keep = if is_first { sink.first_use() } else { Keep::All };
+        self.opening(param, bucket, is_first.then(|| FirstUse::of(&keep)));
+        Ok(Some(keep))
     }
 
     fn landed(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
@@ -225,7 +237,8 @@ impl Recording<'_> {
     /// Everyone mentioned, each once.
     pub(crate) fn params(&self) -> Vec<Mention> {
         let mut seen = HashSet::new();
-        let all = self.reads.iter().chain(&self.opens).chain(&self.landings);
+        let opens = self.opens.iter().map(|opening| &opening.mention);
+        let all = self.reads.iter().chain(opens).chain(&self.landings);
         all.filter(|mention| seen.insert(mention.param.id())).cloned().collect()
     }
 }

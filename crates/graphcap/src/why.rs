@@ -15,5 +15,8 @@ pub const GATE_AFTER_READ: Why = Why("graphcap.gate_after_read");
 /// A graph ends behind its gates: a capture must not leave a stream behind.
 pub const END_AFTER_GATES: Why = Why("graphcap.end_after_gates");
 
+/// An argument is copied to its place behind the replays that read what it held, on whatever stream.
+pub const INPUT_AFTER_READ: Why = Why("graphcap.input_after_read");
+
 /// All of them, for tests that drop one at a time.
-pub const ALL: [Why; 4] = [GRAD_AFTER_FREE, GATE_AFTER_LANDED, GATE_AFTER_READ, END_AFTER_GATES];
+pub const ALL: [Why; 5] = [GRAD_AFTER_FREE, GATE_AFTER_LANDED, GATE_AFTER_READ, END_AFTER_GATES, INPUT_AFTER_READ];

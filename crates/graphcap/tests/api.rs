@@ -1,7 +1,10 @@
 //! The one test binary of this crate.
 
 mod api {
+    mod arguments; // what a replay is given
+    mod captures; // what a capture takes down
     mod claims; // each kind of finding, once with and once without the mistake
+    mod conditions; // what must be published before a replay
     mod files; // traces written and read back
     mod machines; // programs on simulated machines: verdicts against results
     mod oracle; // random traces against reachability, counted out
@@ -14,5 +17,6 @@ mod api {
     mod schedule_slots; // memory of inputs
     mod schedule_support; // pipelines to test with
     mod shrinking; // smallest failing cases
+    mod support; // publishers and sinks that say what is asked of them
     mod traces; // traces made by hand
 }

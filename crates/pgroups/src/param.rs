@@ -36,7 +36,7 @@ pub struct ParamId(usize);
 #[derive(Clone)]
 pub struct WeakParam(Weak<ParamCell>);
 
-/// Notices when a parameter is bound to other memory or to other owners, without keeping it alive.
+/// Notices when a parameter is bound to other memory or to other owners, or goes, without keeping it alive.
 #[derive(Clone, Debug)]
 pub struct Watch {
     changes: Arc<AtomicU64>,
@@ -53,9 +53,15 @@ impl Watch {
 
 struct ParamCell {
     name: Arc<str>,
-    /// Counts attachments and moves.
+    /// Counts attachments and moves, and the end.
     changes: Arc<AtomicU64>,
     state: RwLock<State>,
+}
+
+impl Drop for ParamCell {
+    fn drop(&mut self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
 }
 
 struct State {
@@ -207,7 +213,7 @@ impl Param {
         self.state().landed.clone()
     }
 
-    /// Begins to watch for [`Param::attach`] and [`Param::rebind`].
+    /// Begins to watch for [`Param::attach`], [`Param::rebind`], and the end of the parameter.
     #[must_use]
     pub fn watch(&self) -> Watch {
         let changes = self.0.changes.clone();

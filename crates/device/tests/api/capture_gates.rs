@@ -16,6 +16,7 @@ conformance! {
         an_external_wait_for_an_event_of_a_capture_is_refused_at_the_launch,
         an_external_record_releases_before_the_graph_ends,
         only_what_is_behind_an_external_wait_waits,
+        branches_behind_one_external_wait_need_no_other,
         an_external_record_counts_as_issued_at_every_launch,
         a_wait_of_a_launch_binds_before_its_own_records,
         a_wait_for_a_node_leaves_waits_for_other_nodes_their_work,
@@ -141,6 +142,37 @@ fn only_what_is_behind_an_external_wait_waits(driver: &Driver) {
     gate.open();
     expect_values(&one, &v, &[1.0, 2.0]);
     assert!(late.is_done());
+}
+
+fn branches_behind_one_external_wait_need_no_other(driver: &Driver) {
+    let (device, one) = open(&driver.machine(), 0, "one");
+    let [two, three] = ["two", "three"].map(|name| device.stream(name).unwrap());
+    let [a, b] = ["a", "b"].map(|name| device.event(name));
+    let wait = |stream: &Stream, event: &Event| stream.wait_external(event, Why("test.gate")).unwrap();
+    let graph = captured(&one, || {
+        // A branch that leaves before the wait needs its own, one that leaves after it does not.
+        order(&one, &two, "early fork");
+        wait(&one, &a);
+        wait(&one, &a);
+        order(&one, &three, "late fork");
+        wait(&three, &a);
+        wait(&two, &a);
+        wait(&two, &b);
+        order(&two, &one, "join");
+        wait(&one, &b);
+        order(&three, &one, "join");
+        wait(&one, &a);
+    });
+    let waits: Vec<(u32, &str)> = graph
+        .trace()
+        .nodes
+        .iter()
+        .map(|node| match &node.what {
+            TraceNodeKind::Wait { event, .. } => (node.lane, event.as_str()),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(waits, [(one.index(), "a"), (two.index(), "a"), (two.index(), "b")]);
 }
 
 fn an_external_record_counts_as_issued_at_every_launch(driver: &Driver) {

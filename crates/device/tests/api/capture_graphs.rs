@@ -15,6 +15,7 @@ conformance! {
         an_empty_graph_can_be_launched,
         an_executable_outlives_its_handles_while_it_runs,
         a_graph_keeps_its_memory_alive,
+        a_graph_tells_what_it_writes,
         executables_of_another_device_are_refused,
         nodes_are_behind_exactly_what_the_streams_were_behind,
         a_point_behind_two_branches_is_behind_both,
@@ -109,6 +110,25 @@ fn a_graph_keeps_its_memory_alive(driver: &Driver) {
     drop(exec);
     stream.synchronize().unwrap();
     assert_eq!(device.memory().iter().map(|m| &m.label[..]).collect::<Vec<_>>(), ["out"]);
+}
+
+fn a_graph_tells_what_it_writes(driver: &Driver) {
+    let machine = driver.machine();
+    let (device, one) = open(&machine, 0, "one");
+    let (v, w, e) = (floats(&device, "v", 4), floats(&device, "w", 4), device.event("e"));
+    let alone = machine.meeting("alone", &[0], 0).unwrap();
+    let graph = captured(&one, || {
+        let part = v.flat(1..3).unwrap();
+        one.launch(copy(&w, &v)).unwrap();
+        one.launch(step(&part, 2.0, 1.0)).unwrap();
+        one.launch(step(&v, 2.0, 1.0)).unwrap();
+        one.wait_external(&e, Why("test")).unwrap();
+        let sum = vec![Access::update(&w)];
+        one.joint(&alone, Exchange::AllReduce(Reduce::Sum), "test", sum).unwrap();
+    });
+    let written: Vec<(u32, Region)> = graph.writes().iter().map(|v| (v.allocation_id(), v.region())).collect();
+    let want = [v.clone(), v.flat(1..3).unwrap(), w.clone()].map(|v| (v.allocation_id(), v.region()));
+    assert_eq!(written, want);
 }
 
 fn executables_of_another_device_are_refused(driver: &Driver) {
