@@ -11,9 +11,10 @@ mod plot; // the loss curve
 mod train; // the loop
 mod report; // what is shown while a run goes on
 mod timeline; // a trace as a picture, for Perfetto
+mod verify; // steps proved free of races
 
 pub use self::{
-    cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, PlanArgs, TrainArgs},
+    cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, PlanArgs, TrainArgs, VerifyArgs, VerifyOn},
     commands::{Outcome, run},
     config::{
         Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphScope,
