@@ -159,12 +159,9 @@ fn bind(stream: &Stream, instance: &Instance, seq: u64) -> Result<BoundGates, Er
         let event = &events[gate as usize];
         let record = event.bound_for(&inner.name)?;
         let dropped = inner.device.machine.is_dropped(why);
-        let (on, outcome) = match dropped {
-            true => (None, WaitOutcome::Dropped),
-            false => (Some(record.at), WaitOutcome::Enforced),
-        };
-        bound.at.push(BoundGate { node: at as u32, generation: record.generation, on, outcome });
-        bound.gates[gate as usize] = on.map(|_| record.mark);
+        let outcome = if dropped { WaitOutcome::Dropped } else { WaitOutcome::Enforced };
+        bound.at.push(BoundGate { node: at as u32, generation: record.generation, on: Some(record.at), outcome });
+        bound.gates[gate as usize] = (!dropped).then_some(record.mark);
     }
     for (at, node) in nodes() {
         let NodeKind::Record(gate) = node.kind else { continue };

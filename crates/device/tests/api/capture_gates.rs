@@ -258,7 +258,9 @@ fn a_dropped_external_wait_is_told_at_the_launch(driver: &Driver) {
         TraceEvent::Launch { bound, .. } => Some(bound),
         _ => None,
     });
-    assert_eq!(bound.unwrap(), [BoundGate { node: 0, generation: 1, on: None, outcome: WaitOutcome::Dropped }]);
+    // Where the record is that it would have waited for is told, too: findings name what was taken away.
+    let on = Some(Position { stream: blocker.index(), seq: 1, node: None });
+    assert_eq!(bound.unwrap(), [BoundGate { node: 0, generation: 1, on, outcome: WaitOutcome::Dropped }]);
     gate.open();
     blocker.synchronize().unwrap();
 }
