@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use device::{Label, Machine, Trace};
+use device::{Label, Machine, Trace, TraceEvent};
 use graphcap::verify::{Finding, Noticed, VerifyOptions, mutate, verify};
 use trainer::{Config, TrainError, trace_steps};
 
@@ -45,6 +45,31 @@ fn three_steps_of_training_are_free_of_races_on_every_driver() {
     }
 }
 
+const SCOPES: [&[&str]; 7] = [
+    &["graph.scope=layer", "graph.gates=in-graph"],
+    &["graph.scope=layer", "graph.gates=before-replay"],
+    &["graph.scope=chunk", "graph.gates=in-graph"],
+    &["graph.scope=chunk", "graph.gates=before-replay"],
+    &["graph.scope=microbatch", "graph.gates=in-graph"],
+    &["graph.scope=microbatch", "graph.gates=before-replay"],
+    &["graph.scope=step"],
+];
+
+#[test]
+fn steps_from_graphs_of_every_scope_are_free_of_races_on_every_driver() {
+    let dispatches = ["ddp.dispatch=chain", "ddp.dispatch=aligned", "ddp.dispatch=with-optimizer"];
+    for (graphs, dispatch) in SCOPES.into_iter().flat_map(|graphs| dispatches.map(|dispatch| (graphs, dispatch))) {
+        let overrides = [graphs, &SHARDED, &[dispatch]].concat();
+        for machine in [Machine::dry(), Machine::sim(3), Machine::cpu(2).unwrap()] {
+            let trace = traced(&machine, &overrides).unwrap();
+            let launches = trace.events.iter().filter(|event| matches!(event, TraceEvent::Launch { .. })).count();
+            assert!(launches >= 4, "{overrides:?}: two steps on two ranks are launched, not submitted");
+            let report = verify(&trace, &VerifyOptions::default());
+            assert!(report.is_clean(), "{overrides:?} on {}: {report}", machine.driver());
+        }
+    }
+}
+
 #[test]
 fn training_on_sixty_four_ranks_is_free_of_races() {
     let overrides = ["optimizer.distributed=true", "layout.dp=64", "train.global_batch=128", "train.micro_batch=1"];
@@ -55,12 +80,13 @@ fn training_on_sixty_four_ranks_is_free_of_races() {
 
 /// What orders the streams of a training run. Its other waits are covered by its single compute stream; the tests of
 /// `ddp` have programs that need them.
-const NEEDED: [&str; 5] = [
+const NEEDED: [&str; 6] = [
     "ddp.gather_after_write",
     "ddp.reduce_after_landed",
     "ddp.step_after_reduce",
     "ddp.step_after_step",
     "pgroups.read_after_publish",
+    "trainer.update_time_after_passes",
 ];
 
 #[test]

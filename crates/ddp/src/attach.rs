@@ -90,7 +90,7 @@ pub(crate) fn build(
 /// Every gate is recorded once, so that the first step waits for nothing unrecorded.
 fn open_gates(core: &Core, stream: &Stream) -> Result<(), DdpError> {
     stream.launch(Fill { y: &core.keep, value: 0.0 }.op("ddp.keep")?)?;
-    for event in [&core.keep_set, &core.finished] {
+    for event in [&core.keep_set, &core.finished, &core.tokens.counted] {
         stream.record(event)?;
     }
     for group in &core.groups {

@@ -3,7 +3,7 @@
 use std::{ops::Deref, sync::Arc};
 
 use device::{Stream, View};
-use pgroups::{Group, ParamClass, ProcessGroups};
+use pgroups::{Group, HostState, ParamClass, ProcessGroups};
 
 use crate::{
     BucketPlan, Buffers, Completion, DdpConfig, DdpError, ParamBuffers, Publication, Record, Scaling, attach::build,
@@ -278,6 +278,12 @@ impl Ddp {
 
     pub(crate) fn completes(&self) -> bool {
         !self.completions.is_empty()
+    }
+
+    /// What graphs of whole steps need: the host's account of reductions and publications.
+    #[must_use]
+    pub fn account(&self) -> Arc<dyn HostState> {
+        self.core.clone()
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

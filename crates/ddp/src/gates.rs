@@ -56,6 +56,11 @@ impl Crowd {
         Ok(())
     }
 
+    /// Forgets everyone: whoever calls it is behind all of them.
+    pub(crate) fn begin_anew(&self) {
+        *lock(&self.seen) = Seen::default();
+    }
+
     /// Orders `stream` behind all of it.
     pub(crate) fn wait(&self, stream: &Stream, why: Why) -> Result<(), device::Error> {
         let seen = lock(&self.seen);
@@ -103,6 +108,14 @@ impl Gates {
 
     pub(crate) fn is_current(&self) -> bool {
         self.epochs().is_current()
+    }
+
+    /// For whoever puts back, or adds, what a captured step has done.
+    pub(crate) fn set(&self, written: u64, issued: u64, quiet: bool) {
+        self.quiet.set(false);
+        self.written.store(written, Ordering::Release);
+        self.issued.store(issued, Ordering::Release);
+        self.quiet.set(quiet);
     }
 
     /// A write was submitted; all that follow it have to be told.

@@ -18,6 +18,7 @@ mod reduction; //   gradients land, buckets are reduced
 mod completion; //  what follows the buckets
 mod publication; // written values become readable
 mod offload; //     buffers leave the device and come back
+mod account; //     what captured steps leave on the host
 mod agree; //       ranks compare their parameters
 pub mod why;
 mod optimizer; //   AdamW on shards, one decision for all ranks

@@ -6,11 +6,13 @@ mod settings; //   what holds for a run
 mod shards; //     masters and moments
 mod zeros; //      how many gradients are zero
 
+use std::sync::Arc;
+
 use device::{
-    DType, Event, MemoryKind, Stream, View,
+    DType, MemoryKind, Stream, View,
     ops::{AdvanceAdam, Cast, Fill, Hyper},
 };
-use pgroups::{After, ProcessGroups};
+use pgroups::{After, HostState, ProcessGroups};
 
 use self::{
     loss_scale::DeviceScale,
@@ -22,7 +24,7 @@ pub use self::{
     loss_scale::{LossScale, LossScaleConfig, StepOutcome},
     settings::{AdamConfig, CountZeros, GradCheck, NormKind, OptimizerConfig, ParamGroup},
 };
-use crate::{Buffers, Ddp, DdpError, Scaling, gates::Crowd, why};
+use crate::{Buffers, Ddp, DdpError, Scaling, account::StateGates, gates::Crowd, why};
 
 /// AdamW with f32 masters and moments for what this rank owns of every bucket; one or several models step as one.
 ///
@@ -40,10 +42,7 @@ pub struct Optimizer {
     /// By optimizer group: i32 `[1]`.
     steps: Vec<View>,
     model: ModelGroups,
-    /// Behind everything that has written the state: its creation, the last step, a refresh.
-    stepped: Event,
-    /// Streams that have read norm, flag, counts or loss scale.
-    readers: Crowd,
+    gates: Arc<StateGates>,
 }
 
 impl Optimizer {
@@ -133,8 +132,7 @@ impl Optimizer {
             hyper,
             steps,
             model,
-            stepped,
-            readers: Crowd::new("ddp.state".into()),
+            gates: Arc::new(StateGates { stepped, readers: Crowd::new("ddp.state".into()) }),
         })
     }
 
@@ -146,15 +144,35 @@ impl Optimizer {
     /// # Errors
     /// [`DdpError::Rates`]; [`DdpError::Offloaded`]; those of the device and of the groups.
     pub fn step(&mut self, stream: &Stream, rates: &[f32]) -> Result<(), DdpError> {
+        self.parts.iter().try_for_each(|part| part.core.resident(Buffers::All))?;
+        self.set_rates(stream, rates)?;
+        self.step_at_rates(stream)
+    }
+
+    /// Sets the learning rate of each optimizer group, for the steps behind it on the device: the only part of a step
+    /// that a graph cannot hold.
+    ///
+    /// # Errors
+    /// [`DdpError::Rates`]; the device's.
+    pub fn set_rates(&self, stream: &Stream, rates: &[f32]) -> Result<(), DdpError> {
         if rates.len() != self.hyper.len() {
             return Err(DdpError::Rates { got: rates.len(), want: self.hyper.len() });
         }
-        self.parts.iter().try_for_each(|part| part.core.resident(Buffers::All))?;
-        let _span = tracing::debug_span!("ddp.step_optimizer").entered();
         self.open_state(stream)?;
         for (scalars, rate) in self.hyper.iter().zip(rates) {
             stream.upload(&Hyper::entry(scalars, Hyper::LR)?, vec![*rate])?;
         }
+        Ok(stream.record(&self.gates.stepped)?)
+    }
+
+    /// As [`step`](Optimizer::step), with the rates that are set.
+    ///
+    /// # Errors
+    /// [`DdpError::Offloaded`]; those of the device and of the groups.
+    pub fn step_at_rates(&mut self, stream: &Stream) -> Result<(), DdpError> {
+        self.parts.iter().try_for_each(|part| part.core.resident(Buffers::All))?;
+        let _span = tracing::debug_span!("ddp.step_optimizer").entered();
+        self.open_state(stream)?;
         let checked = self.config.checks();
         if checked {
             for part in &self.parts {
@@ -184,14 +202,14 @@ impl Optimizer {
         if let Some(scale) = &self.scale {
             scale.update(self.norm.skip(), stream)?;
         }
-        stream.record(&self.stepped)?;
+        stream.record(&self.gates.stepped)?;
         self.parts.iter().try_for_each(|part| part.close(stream))
     }
 
     /// Steps may be submitted to one stream or to another; each is behind the last, and behind who has read of it.
     fn open_state(&self, stream: &Stream) -> Result<(), DdpError> {
-        stream.wait(&self.stepped, why::STEP_AFTER_STEP)?;
-        Ok(self.readers.settle(stream, why::STEP_AFTER_STATE_READ)?)
+        stream.wait(&self.gates.stepped, why::STEP_AFTER_STEP)?;
+        Ok(self.gates.readers.settle(stream, why::STEP_AFTER_STATE_READ)?)
     }
 
     /// Makes norm, flag, counts, masters and moments, and the loss scale, readable by what is submitted to `stream`,
@@ -200,7 +218,7 @@ impl Optimizer {
     /// # Errors
     /// The device's.
     pub fn read_state(&self, stream: &Stream) -> Result<(), DdpError> {
-        Ok(stream.wait(&self.stepped, why::READ_STATE_AFTER_STEP)?)
+        Ok(stream.wait(&self.gates.stepped, why::READ_STATE_AFTER_STEP)?)
     }
 
     /// What was submitted to `stream` so far has read the state: the next step may change it behind that.
@@ -208,7 +226,7 @@ impl Optimizer {
     /// # Errors
     /// The device's.
     pub fn done_state(&self, stream: &Stream) -> Result<(), DdpError> {
-        Ok(self.readers.note(After::Stream(stream))?)
+        Ok(self.gates.readers.note(After::Stream(stream))?)
     }
 
     /// Norm, skip flag and clip factor, the same on all ranks.
@@ -241,7 +259,7 @@ impl Optimizer {
         self.parts.iter().try_for_each(|part| part.core.resident(Buffers::Values))?;
         self.open_state(stream)?;
         self.parts.iter().try_for_each(|part| part.refresh(stream))?;
-        Ok(stream.record(&self.stepped)?)
+        Ok(stream.record(&self.gates.stepped)?)
     }
 
     /// Name of the first trained parameter, in declared order, whose gradient is not finite on some rank; none if all
@@ -291,6 +309,12 @@ impl Optimizer {
     #[must_use]
     pub fn loss_scale(&self) -> Option<&View> {
         self.scale.as_ref().map(DeviceScale::value)
+    }
+
+    /// What graphs of whole steps need: who is behind the optimizer's state.
+    #[must_use]
+    pub fn account(&self) -> Arc<dyn HostState> {
+        self.gates.clone()
     }
 
     /// The settings.

@@ -52,17 +52,17 @@ impl Publish for Publisher {
 
 /// What a trace is told.
 impl BucketGroup {
-    /// The last write, of this part of each bucket.
-    fn wrote(&self, part: impl Fn(&BucketViews) -> &View) -> Note {
+    /// A write, of this part of each bucket.
+    fn wrote(&self, epoch: u64, part: impl Fn(&BucketViews) -> &View) -> Note {
         let regions = self.buckets.iter().map(|bucket| TraceAccess::from(&Access::write(part(bucket))));
-        let (publisher, epoch) = (self.gates.published.name().to_owned().into(), self.gates.epochs().written);
+        let publisher = self.gates.published.label();
         Note::Written { publisher, epoch, regions: regions.collect() }
     }
 
     /// The publication of a write that begins.
     fn issued(&self, epoch: u64, group: &str) -> Note {
         let regions = self.buckets.iter().map(|bucket| TraceAccess::from(&Access::write(&bucket.values)));
-        let publisher = self.gates.published.name().to_owned().into();
+        let publisher = self.gates.published.label();
         Note::Issued { publisher, epoch, group: group.to_owned().into(), regions: regions.collect() }
     }
 }
@@ -156,7 +156,7 @@ impl Core {
         let this = &self.groups[group];
         self.record(Record::Written, stream, &this.written)?;
         this.gates.write();
-        stream.note(|| this.wrote(|bucket| &bucket.own_values));
+        stream.note(|| this.wrote(this.gates.epochs().written, |bucket| &bucket.own_values));
         match self.config.dispatch {
             Dispatch::Chain | Dispatch::Aligned => Ok(()),
             Dispatch::WithOptimizer | Dispatch::AtStep => {
@@ -171,12 +171,24 @@ impl Core {
         }
     }
 
+    /// Tells a trace that a captured step has written a group's values, or is about to.
+    pub(crate) fn note_written(&self, group: usize, epoch: u64, stream: &Stream) {
+        stream.note(|| self.groups[group].wrote(epoch, |bucket| &bucket.own_values));
+    }
+
+    /// Tells a trace that a captured step is about to publish a write of a group.
+    pub(crate) fn note_issued(&self, group: usize, epoch: u64, stream: &Stream) {
+        let this = &self.groups[group];
+        let peers = self.peers(this.class);
+        stream.note(|| this.issued(epoch, if peers.sharded { peers.gather.name() } else { "" }));
+    }
+
     /// Values were written whole, on every rank: there is nothing to gather.
     pub(crate) fn wrote_whole(&self, group: usize, stream: &Stream) -> Result<(), DdpError> {
         let this = &self.groups[group];
         self.record(Record::Written, stream, &this.written)?;
         this.gates.write();
-        stream.note(|| this.wrote(|bucket| &bucket.values));
+        stream.note(|| this.wrote(this.gates.epochs().written, |bucket| &bucket.values));
         stream.note(|| this.issued(this.gates.epochs().written, ""));
         if let Some(post) = &self.config.post_gather {
             this.buckets.iter().try_for_each(|bucket| post(stream, &bucket.values))?;

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 /// Counts of one step.
+#[derive(Clone)]
 pub(crate) struct Readiness {
     /// By group.
     members: Vec<Vec<usize>>,

@@ -56,7 +56,8 @@ impl Event {
         &self.0.name
     }
 
-    pub(crate) fn label(&self) -> Label {
+    /// The name, shared, for traces.
+    pub fn label(&self) -> Label {
         (&self.0.name).into()
     }
 

@@ -115,9 +115,11 @@ mod tests {
             Access::write(&cut(4, 8)),
             Access::read(&cut(4, 8)),
             Access::update(&cut(2, 3)),
+            Access::read(&cut(9, 10)),
+            Access::write(&cut(9, 10)),
         ];
         let claims = merged(all.iter());
-        assert_eq!(claims.len(), 3);
+        assert_eq!(claims.len(), 4);
         for (from, to) in (0..12).flat_map(|from| (from + 1..=12).map(move |to| (from, to))) {
             for other in [Access::read(&cut(from, to)), Access::write(&cut(from, to))] {
                 let single = all.iter().any(|a| a.conflicts(&other));

@@ -158,11 +158,10 @@ fn bind(stream: &Stream, instance: &Instance, seq: u64) -> Result<BoundGates, Er
         let NodeKind::Wait(gate, why) = node.kind else { continue };
         let event = &events[gate as usize];
         let record = event.bound_for(&inner.name)?;
-        let is_dropped = inner.device.machine.is_dropped(why);
-        let outcome = if is_dropped { WaitOutcome::Dropped } else { WaitOutcome::Enforced };
-        // Also what was dropped is told with its record: it says what the order would have been.
+        let dropped = inner.device.machine.is_dropped(why);
+        let outcome = if dropped { WaitOutcome::Dropped } else { WaitOutcome::Enforced };
         bound.at.push(BoundGate { node: at as u32, generation: record.generation, on: Some(record.at), outcome });
-        bound.gates[gate as usize] = (!is_dropped).then_some(record.mark);
+        bound.gates[gate as usize] = (!dropped).then_some(record.mark);
     }
     for (at, node) in nodes() {
         let NodeKind::Record(gate) = node.kind else { continue };

@@ -34,10 +34,15 @@ impl Held<'_> {
         Ok(self.0.iter().try_for_each(|(account, _)| account.join(stream))?)
     }
 
+    /// Tells a trace what the launch that follows on `stream` does.
+    pub(crate) fn announce(&self, stream: &Stream) {
+        self.0.iter().for_each(|(account, effects)| account.announce(&***effects, stream));
+    }
+
     /// Adds what the graph does, behind its launch on `stream`.
     pub(crate) fn apply(&self, stream: &Stream) -> Result<(), GraphError> {
         self.0.iter().try_for_each(|(account, effects)| {
-            account.add(&***effects);
+            account.add(&***effects, stream);
             account.mark(stream)
         })?;
         Ok(())
@@ -60,6 +65,7 @@ impl<'a> Open<'a> {
 
     /// First in the capture: what captured code waits for, it finds in the capture.
     pub(crate) fn enter(&self) -> Result<(), GraphError> {
+        self.accounts.iter().for_each(|account| account.begin_step());
         Ok(self.accounts.iter().try_for_each(|account| account.mark(self.origin))?)
     }
 

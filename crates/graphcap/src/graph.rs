@@ -157,6 +157,7 @@ impl Graph {
         let readers = live.lanes.iter().map(|lane| &lane.ended).filter(|ended| ended.generation() > 0);
         live.inputs.copy_in(name, stream, given, readers)?;
         stream.note(|| Note::Scope { graph: lane.executable.trace().id, scope: self.0.scope.name().into() });
+        accounts.announce(stream);
         stream.launch_graph(&lane.executable)?;
         if live.inputs.has_memory() {
             stream.record(&lane.ended)?;

@@ -77,6 +77,9 @@ pub(crate) struct Gates<'g> {
     pub(crate) stream: &'g Stream,
 }
 
+/// Who publishes a bucket now, with the parameter that was asked.
+type Found<'l> = Option<(Option<Arc<dyn Publish>>, &'l str)>;
+
 impl Links {
     pub(crate) fn new(mode: GateMode, recording: &Recording<'_>, out: &OutGates) -> Links {
         let params = recording.params();
@@ -169,7 +172,7 @@ impl Links {
     /// In what the parameters differ from when they were captured.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let mut changes = Vec::new();
-        let mut publishers: Vec<Option<(Option<Arc<dyn Publish>>, &str)>> = vec![None; self.buckets.len()];
+        let mut publishers: Vec<Found<'_>> = vec![None; self.buckets.len()];
         for link in &self.links {
             let name = || link.name.clone();
             let Some(param) = link.param.upgrade() else {
@@ -195,7 +198,7 @@ impl Links {
     }
 
     /// Buckets that were apart and share a publisher now.
-    fn joined(&self, publishers: &[Option<(Option<Arc<dyn Publish>>, &str)>]) -> Vec<Change> {
+    fn joined(&self, publishers: &[Found<'_>]) -> Vec<Change> {
         let known = publishers.iter().zip(&self.buckets).filter(|(_, bucket)| bucket.was_published);
         let known: Vec<_> = known.filter_map(|(found, _)| found.as_ref()).collect();
         let known: Vec<_> = known.into_iter().filter_map(|(p, name)| Some((p.as_ref()?, *name))).collect();

@@ -27,4 +27,5 @@ mod api {
     mod training; // data-parallel training to run claims on
     mod two_models; // two collections in one process
     mod verified; // what is proved of captured training, and noticed
+    mod whole_steps; // publications and reductions inside
 }

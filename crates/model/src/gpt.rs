@@ -135,8 +135,45 @@ impl Gpt {
             return Err(ModelError::Targets { tokens, targets });
         }
         let hidden = self.trunk(f, w, m.tokens, m.slot)?;
-        let logits = self.within(f, self.head(), m.slot, |f, block| block.forward(f, w, &hidden))?;
+        let logits = self.forward_block(f, w, self.head(), m.slot, &hidden)?;
         self.loss(f, m, &logits)
+    }
+
+    /// One block of a forward pass, by its place in [`Gpt::blocks`], for schedules and captures that drive blocks one by
+    /// one. What the last one gives goes to [`Gpt::loss`].
+    ///
+    /// # Errors
+    /// As [`Block::forward`].
+    pub fn forward_block(
+        &self,
+        f: &mut Frame,
+        w: &mut dyn Weights,
+        at: usize,
+        slot: u32,
+        x: &View,
+    ) -> Result<View, ModelError> {
+        self.within(f, at, slot, |f, block| block.forward(f, w, x))
+    }
+
+    /// One block of a backward pass: the gradient of its input, if it has one, then those of its weights. `dy` is the
+    /// gradient of its output; none for the last block, whose gradient [`Gpt::loss`] has kept.
+    ///
+    /// # Errors
+    /// As [`Block::backward_input`].
+    pub fn backward_block(
+        &self,
+        f: &mut Frame,
+        w: &mut dyn Weights,
+        at: usize,
+        slot: u32,
+        dy: Option<&View>,
+    ) -> Result<Option<View>, ModelError> {
+        self.within(f, at, slot, |f, block| {
+            let dy = dy.map_or_else(|| f.saved("logits"), |dy| Ok(dy.clone()))?;
+            let dx = block.backward_input(f, w, &dy)?;
+            block.backward_weight(f, w)?;
+            Ok(dx)
+        })
     }
 
     /// Turns the head's logits into losses, their mean, and their gradient, which takes the logits' place. Keeps it for
@@ -163,14 +200,12 @@ impl Gpt {
     /// # Errors
     /// Of the device, the frame and the weights; [`device::Error::NotSaved`] without a forward pass in this slot.
     pub fn backward(&self, f: &mut Frame, w: &mut dyn Weights, slot: u32) -> Result<(), ModelError> {
-        let mut dy = Some(self.within(f, self.head(), slot, |f, _| Ok(f.saved("logits")?))?);
+        let mut dy = None;
         for at in (0..self.blocks.len()).rev() {
-            let Some(gradient) = dy else { break };
-            dy = self.within(f, at, slot, |f, block| {
-                let dx = block.backward_input(f, w, &gradient)?;
-                block.backward_weight(f, w)?;
-                Ok(dx)
-            })?;
+            dy = self.backward_block(f, w, at, slot, dy.as_ref())?;
+            if dy.is_none() {
+                break;
+            }
         }
         Ok(())
     }
@@ -197,7 +232,7 @@ impl Gpt {
 
     /// All blocks but the head.
     fn trunk(&self, f: &mut Frame, w: &mut dyn Weights, tokens: &View, slot: u32) -> Result<View, ModelError> {
-        (0..self.head()).try_fold(tokens.clone(), |x, at| self.within(f, at, slot, |f, block| block.forward(f, w, &x)))
+        (0..self.head()).try_fold(tokens.clone(), |x, at| self.forward_block(f, w, at, slot, &x))
     }
 
     /// Runs `body` for block `at` with the frame entered for it, and leaves the frame as it was.

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use device::{DType, Region, View};
+use device::{DType, Label, Region, View};
 
 use crate::{
     error::PgError,
@@ -119,6 +119,11 @@ impl Param {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Its name, shared, for traces.
+    pub(crate) fn label(&self) -> Label {
+        (&self.0.name).into()
     }
 
     /// Sizes of this rank's part, padding included.

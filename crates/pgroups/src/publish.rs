@@ -156,11 +156,17 @@ pub trait HostState: Send + Sync {
     /// Puts back what [`HostState::save`] gave.
     fn restore(&self, saved: &(dyn Any + Send + Sync));
 
+    /// Makes the account that of a step's begin, for a capture: a step must publish by itself what it reads.
+    fn begin_step(&self);
+
     /// What has been added to the account since `before` was saved.
     fn since(&self, before: &(dyn Any + Send + Sync)) -> Box<dyn Any + Send + Sync>;
 
-    /// Adds what [`HostState::since`] gave, as if it had been submitted once more.
-    fn add(&self, effects: &(dyn Any + Send + Sync));
+    /// Tells a trace, ahead of a launch on `stream`, what [`HostState::since`] gave. Changes nothing.
+    fn announce(&self, effects: &(dyn Any + Send + Sync), stream: &Stream);
+
+    /// Adds what [`HostState::since`] gave, as if it had been submitted once more: to `stream`, which is behind it.
+    fn add(&self, effects: &(dyn Any + Send + Sync), stream: &Stream);
 
     /// Orders `stream` behind everything on the account that is still under way.
     ///

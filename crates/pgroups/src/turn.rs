@@ -93,7 +93,7 @@ impl<'c> Turn<'c> {
         match &mut self.recorder {
             Some(recorder) => recorder.done(param, stream),
             None => param.publisher().map_or(Ok(()), |publisher| {
-                stream.note(|| Note::Released { publisher: publisher.event().name().to_owned().into() });
+                stream.note(|| Note::Released { publisher: publisher.event().label() });
                 publisher.done(After::Stream(stream))
             }),
         }
@@ -121,7 +121,7 @@ impl<'c> Turn<'c> {
             None => param.landed_sink().map_or(Ok(()), |sink| {
                 // Before the sink hears of it: it may reduce at once.
                 stream.note(|| Note::Landed {
-                    param: param.name().to_owned().into(),
+                    param: param.label(),
                     regions: vec![TraceAccess::from(&Access::update(&param.main_grad()))],
                 });
                 sink.landed(param, After::Stream(stream))
@@ -143,8 +143,8 @@ fn note_read(param: &Param, stream: &Stream, view: &View, pass: Pass) {
     let Some(publisher) = param.publisher() else { return };
     let epochs = publisher.epochs();
     stream.note(|| Note::Read {
-        publisher: publisher.event().name().to_owned().into(),
-        param: param.name().to_owned().into(),
+        publisher: publisher.event().label(),
+        param: param.label(),
         pass: pass.name().into(),
         written: epochs.written,
         issued: epochs.issued,

@@ -23,6 +23,8 @@ pub enum Command {
     Groups(GroupsArgs),
     /// Show sizes, memory and batches of a configuration; train nothing.
     Plan(PlanArgs),
+    /// Prove that a configuration's steps are free of races, or say what is missing; train nothing.
+    Verify(VerifyArgs),
     /// Show what this machine and this build have, and what is missing.
     Doctor(DoctorArgs),
 }
@@ -90,6 +92,46 @@ pub struct PlanArgs {
     /// Draw the planned step as a timeline for ui.perfetto.dev: order and sizes, no times.
     #[arg(long, value_name = "FILE")]
     pub timeline: Option<PathBuf>,
+}
+
+/// `trainer verify`
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct VerifyArgs {
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// What runs the steps: dry computes nothing and takes any size, sim computes.
+    #[arg(long, value_name = "dry|sim", default_value = "dry", value_parser = parse_driver)]
+    pub on: VerifyOn,
+    /// Orders in which sim runs them, each from its own seed, from 0.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub seeds: u64,
+    /// Take away every wait of this name, to see that it is noticed; may be repeated.
+    #[arg(long, value_name = "WAIT")]
+    pub drop: Vec<String>,
+    /// Write the trace that was checked.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Draw the first finding (SVG).
+    #[arg(long, value_name = "FILE")]
+    pub picture: Option<PathBuf>,
+}
+
+/// What runs the steps that are verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VerifyOn {
+    /// Nothing is computed.
+    Dry,
+    /// One operation at a time, in an order drawn from a seed.
+    Sim,
+}
+
+fn parse_driver(text: &str) -> Result<VerifyOn, String> {
+    match text {
+        "dry" => Ok(VerifyOn::Dry),
+        "sim" => Ok(VerifyOn::Sim),
+        _ => Err("steps are verified on dry or on sim".to_owned()),
+    }
 }
 
 /// `trainer groups`
@@ -160,6 +202,11 @@ mod tests {
         assert!(parse("trainer train").unwrap_err().contains("<CONFIG>"));
         assert!(matches!(parse("trainer plan a.toml --set a.b=c"), Ok(Command::Plan(_))));
         assert!(matches!(parse("trainer doctor"), Ok(Command::Doctor(_))));
+        let Ok(Command::Verify(verify)) = parse("trainer verify a.toml --on sim --seeds 3 --drop x.y") else {
+            panic!("not verify")
+        };
+        assert_eq!((verify.on, verify.seeds, verify.drop), (VerifyOn::Sim, 3, vec!["x.y".to_owned()]));
+        assert!(parse("trainer verify a.toml --on cpu").unwrap_err().contains("on dry or on sim"));
     }
 
     #[test]

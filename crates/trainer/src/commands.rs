@@ -1,11 +1,15 @@
 //! What each command does.
 
-use std::io::{self, Write};
+use std::{
+    fs,
+    io::{self, Write},
+};
 
 use crate::{
     Cli, Clock, Command, Config, Doctor, DoctorArgs, GroupsArgs, PlanArgs, RunEnd, RunOptions, Signal, StopSource,
-    TrainArgs, TrainError,
+    TrainArgs, TrainError, VerifyArgs,
     train::{default_run_dir, dry_run, plan_run, train},
+    verify::verify_run,
     write_timeline,
 };
 
@@ -16,6 +20,8 @@ pub enum Outcome {
     Done,
     /// Training was asked to end before its last step, and has.
     Stopped(Signal),
+    /// What was to be verified has findings, which were printed.
+    Found,
 }
 
 /// Runs a command and prints its result to standard output. `stop` may end training early.
@@ -27,6 +33,7 @@ pub fn run(cli: &Cli, stop: StopSource) -> Result<Outcome, TrainError> {
         Command::Train(args) => return run_train(args, stop),
         Command::Groups(args) => print(&groups_text(args)?)?,
         Command::Plan(args) => run_plan(args)?,
+        Command::Verify(args) => return run_verify(args),
         Command::Doctor(args) => run_doctor(args)?,
     }
     Ok(Outcome::Done)
@@ -61,6 +68,18 @@ fn run_plan(args: &PlanArgs) -> Result<(), TrainError> {
     let Some(path) = &args.timeline else { return Ok(()) };
     write_timeline(path, &trace, Clock::Steps, &names)?;
     print(&format!("timeline: {}\n", path.display()))
+}
+
+fn run_verify(args: &VerifyArgs) -> Result<Outcome, TrainError> {
+    let config = args.config.load()?;
+    let verified = verify_run(&config, args)?;
+    for (path, text) in [(&args.trace, &verified.trace), (&args.picture, &verified.picture)] {
+        if let (Some(path), Some(text)) = (path, text) {
+            fs::write(path, text).map_err(|source| TrainError::Write { path: path.clone(), source })?;
+        }
+    }
+    print(&verified.text)?;
+    Ok(if verified.is_clean { Outcome::Done } else { Outcome::Found })
 }
 
 fn run_doctor(args: &DoctorArgs) -> Result<(), TrainError> {

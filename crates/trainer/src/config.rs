@@ -14,7 +14,8 @@ mod violation; // what is wrong, in one report
 pub use self::{
     batch::{Indivisible, Microbatches},
     choices::{
-        Arch, DeviceKind, Dispatch, LossNormalization, Number, ProgressKind, Recompute, ScheduleKind, TokenizerKind,
+        Arch, DeviceKind, Dispatch, GateMode, GraphScope, LossNormalization, Number, ProgressKind, Recompute,
+        ScheduleKind, TokenizerKind,
     },
     layout::LayoutConfig,
     schedule::Schedule,
@@ -41,6 +42,8 @@ pub struct Config {
     pub optimizer: OptimizerConfig,
     /// Gradient buckets.
     pub ddp: DdpConfig,
+    /// Captured graphs.
+    pub graph: GraphConfig,
     /// How numbers are stored.
     pub precision: PrecisionConfig,
     /// The text.
@@ -142,6 +145,37 @@ pub struct DdpConfig {
     pub dispatch: Dispatch,
 }
 
+/// `[graph]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GraphConfig {
+    /// How much of a step is captured as one graph. Default none.
+    pub scope: GraphScope,
+    /// Where graphs wait for parameters and gradients; none where there are no such graphs. Default in-graph.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gates: Option<GateMode>,
+}
+
+impl GraphConfig {
+    /// What is captured; none: nothing.
+    pub fn scope(&self) -> Option<graphcap::Scope> {
+        match self.scope {
+            GraphScope::None => None,
+            GraphScope::Layer => Some(graphcap::Scope::Layer),
+            GraphScope::Chunk => Some(graphcap::Scope::Chunk),
+            GraphScope::Microbatch => Some(graphcap::Scope::Microbatch),
+            GraphScope::Step => Some(graphcap::Scope::Step),
+        }
+    }
+
+    /// Where graphs wait.
+    pub fn gate_mode(&self) -> graphcap::GateMode {
+        match self.gates {
+            Some(GateMode::BeforeReplay) => graphcap::GateMode::BeforeReplay,
+            Some(GateMode::InGraph) | None => graphcap::GateMode::InGraph,
+        }
+    }
+}
+
 /// `[precision]`; every default is f32.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PrecisionConfig {
@@ -241,6 +275,7 @@ impl Config {
             train: &'a TrainConfig,
             optimizer: &'a OptimizerConfig,
             ddp: &'a DdpConfig,
+            graph: &'a GraphConfig,
             precision: &'a PrecisionConfig,
             data: toml::Table,
             device: &'a DeviceConfig,
@@ -251,8 +286,8 @@ impl Config {
         data.insert("path".to_owned(), self.data.path.iter().map(whole).collect::<Vec<_>>().into());
         data.insert("tokenizer".to_owned(), self.data.tokenizer.to_string().into());
         data.insert("split".to_owned(), self.data.split.to_string().into());
-        let Config { model, layout, train, optimizer, ddp, precision, device, log, .. } = self;
-        toml::to_string(&Written { model, layout, train, optimizer, ddp, precision, data, device, log })
+        let Config { model, layout, train, optimizer, ddp, graph, precision, device, log, .. } = self;
+        toml::to_string(&Written { model, layout, train, optimizer, ddp, graph, precision, data, device, log })
             .expect("BUG: settings are plain TOML values")
     }
 

@@ -123,6 +123,9 @@ pub enum TrainError {
     /// The optimizer or the reduction refused or failed.
     #[error(transparent)]
     Ddp(#[from] ddp::DdpError),
+    /// From the crate below.
+    #[error(transparent)]
+    Graph(#[from] graphcap::GraphError),
     /// The model refused or failed.
     #[error(transparent)]
     Model(#[from] model::ModelError),

@@ -11,15 +11,16 @@ mod plot; // the loss curve
 mod train; // the loop
 mod report; // what is shown while a run goes on
 mod timeline; // a trace as a picture, for Perfetto
+mod verify; // steps proved free of races
 
 pub use self::{
-    cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, PlanArgs, TrainArgs},
+    cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, PlanArgs, TrainArgs, VerifyArgs, VerifyOn},
     commands::{Outcome, run},
     config::{
-        Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, Indivisible, LayoutConfig, LogConfig,
-        LossNormalization, Microbatches, ModelConfig, NoEffect, NotYet, Number, OptimizerConfig, PrecisionConfig,
-        ProgressKind, Range, Recompute, Report, Rule, Schedule, ScheduleKind, Setting, SettingValue, TokenizerKind,
-        TrainConfig, Violation,
+        Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphScope,
+        Indivisible, LayoutConfig, LogConfig, LossNormalization, Microbatches, ModelConfig, NoEffect, NotYet, Number,
+        OptimizerConfig, PrecisionConfig, ProgressKind, Range, Recompute, Report, Rule, Schedule, ScheduleKind,
+        Setting, SettingValue, TokenizerKind, TrainConfig, Violation,
     },
     error::TrainError,
     events::EventFile,

@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         // As a shell tells of a process that the signal ended: whoever waits sees that training did not finish.
         Ok(Outcome::Stopped(signal)) => ExitCode::from(signal.exit_code()),
+        Ok(Outcome::Found) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {:#}", anyhow::Error::new(error));
             ExitCode::FAILURE

@@ -174,7 +174,9 @@ impl Pool {
         let withdrawn = withdraw(&launch.exec, &launch);
         let unstarted = launch.unstarted();
         if unstarted > 0 {
-            self.throw_away(stream, lane, unstarted);
+            // What is queued stays behind the launch: its marks complete when the stream goes on, skipping.
+            lane.batch.append(&mut stream.inbox.drain());
+            stream.throw_away(&lane.batch[lane.at..], unstarted);
         }
         for arrival in &withdrawn {
             arrival.begin();

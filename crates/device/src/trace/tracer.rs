@@ -1,6 +1,7 @@
 //! Collects events while tracing is on; one load when it is off.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,6 +14,13 @@ use super::{Note, Trace, TraceEvent};
 /// Ranks share a buffer with every sixteenth other one, so that their threads rarely meet there.
 const BUFFERS: usize = 16;
 
+/// Events in the order of their numbers, in pieces that are freed one by one: a recording that ends must not take its
+/// memory twice.
+type Buffer = VecDeque<Vec<(u64, TraceEvent)>>;
+
+/// Events in a piece.
+const PIECE: usize = 128;
+
 /// Numbers events over all ranks, and keeps them by rank until the recording ends.
 pub(crate) struct Tracer {
     on: AtomicBool,
@@ -20,7 +28,7 @@ pub(crate) struct Tracer {
     /// Nanoseconds from `made` to the start of the recording.
     began: AtomicU64,
     next: AtomicU64,
-    buffers: [Mutex<Vec<(u64, TraceEvent)>>; BUFFERS],
+    buffers: [Mutex<Buffer>; BUFFERS],
 }
 
 impl Tracer {
@@ -47,10 +55,20 @@ impl Tracer {
 
     pub(crate) fn stop(&self) -> Trace {
         self.on.store(false, Ordering::Release);
-        let mut events: Vec<(u64, TraceEvent)> = Vec::new();
-        self.buffers.iter().for_each(|buffer| events.append(&mut lock(buffer)));
-        events.sort_unstable_by_key(|(number, _)| *number);
-        Trace { events: events.into_iter().map(|(_, event)| event).collect() }
+        let taken = self.buffers.iter().map(|buffer| std::mem::take(&mut *lock(buffer)));
+        let mut heads: Vec<_> = taken.map(|buffer| buffer.into_iter().flatten().peekable()).collect();
+        let mut events = Vec::new();
+        // The next event of all is the next one of some buffer.
+        while let Some(head) = heads
+            .iter_mut()
+            .filter_map(|head| Some((head.peek()?.0, head)))
+            .min_by_key(|(number, _)| *number)
+            .map(|(_, head)| head)
+        {
+            events.extend(head.next().map(|(_, event)| event));
+        }
+        events.shrink_to_fit();
+        Trace { events }
     }
 
     /// `event` is made only when tracing is on. What one thread adds before it hands something over comes before what
@@ -63,7 +81,14 @@ impl Tracer {
         let mut buffer = lock(&self.buffers[rank as usize % BUFFERS]);
         // Numbered under the lock: `stop` misses no event whose number a later one of this buffer exceeds.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        buffer.push((number, event));
+        match buffer.back_mut().filter(|piece| piece.len() < PIECE) {
+            Some(piece) => piece.push((number, event)),
+            None => {
+                let mut piece = Vec::with_capacity(PIECE);
+                piece.push((number, event));
+                buffer.push_back(piece);
+            }
+        }
     }
 
     pub(crate) fn note(&self, rank: u32, at: Option<(u32, u64)>, note: impl FnOnce() -> Note) {

@@ -19,7 +19,7 @@ conformance! {
         branches_behind_one_external_wait_need_no_other,
         an_external_record_counts_as_issued_at_every_launch,
         a_wait_of_a_launch_binds_before_its_own_records,
-        a_wait_for_a_node_leaves_a_wait_for_the_whole_launch_its_work,
+        a_wait_for_a_node_leaves_waits_for_other_nodes_their_work,
         a_dropped_external_wait_is_told_at_the_launch,
         events_of_gates_can_be_exchanged,
         exchanging_an_event_that_no_gate_has_is_refused
@@ -211,18 +211,18 @@ fn a_wait_of_a_launch_binds_before_its_own_records(driver: &Driver) {
     assert_eq!(bound.collect::<Vec<_>>(), [[2, 1], [3, 2], [4, 3]]);
 }
 
-fn a_wait_for_a_node_leaves_a_wait_for_the_whole_launch_its_work(driver: &Driver) {
+fn a_wait_for_a_node_leaves_waits_for_other_nodes_their_work(driver: &Driver) {
     use WaitOutcome::{Elided, Enforced};
     let machine = driver.machine();
     let (device, one) = open(&machine, 0, "one");
     let (two, before) = (device.stream("two").unwrap(), device.event("before"));
-    let (node, after) = (device.event("node"), device.event("after"));
-    let exec = executable(&one, || one.record_external(&node).unwrap());
+    let (node, late, after) = (device.event("node"), device.event("late"), device.event("after"));
+    let exec = executable(&one, || [&node, &late].into_iter().for_each(|e| one.record_external(e).unwrap()));
     one.record(&before).unwrap();
     one.launch_graph(&exec).unwrap();
     one.record(&after).unwrap();
     machine.trace_start();
-    for event in [&node, &before, &after, &node] {
+    for event in [&node, &before, &late, &after, &node] {
         two.wait(event, Why("test")).unwrap();
     }
     one.wait(&node, Why("test.own")).unwrap();
@@ -234,6 +234,7 @@ fn a_wait_for_a_node_leaves_a_wait_for_the_whole_launch_its_work(driver: &Driver
         (Enforced, 1, Some(0)),
         // What precedes the launch precedes the node.
         (Elided, 0, None),
+        (Enforced, 1, Some(1)),
         (Enforced, 2, None),
         (Elided, 1, Some(0)),
         (Elided, 1, Some(0)),
@@ -257,8 +258,9 @@ fn a_dropped_external_wait_is_told_at_the_launch(driver: &Driver) {
         TraceEvent::Launch { bound, .. } => Some(bound),
         _ => None,
     });
-    let on = Position { stream: blocker.index(), seq: 1, node: None };
-    assert_eq!(bound.unwrap(), [BoundGate { node: 0, generation: 1, on: Some(on), outcome: WaitOutcome::Dropped }]);
+    // Where the record is that it would have waited for is told, too: findings name what was taken away.
+    let on = Some(Position { stream: blocker.index(), seq: 1, node: None });
+    assert_eq!(bound.unwrap(), [BoundGate { node: 0, generation: 1, on, outcome: WaitOutcome::Dropped }]);
     gate.open();
     blocker.synchronize().unwrap();
 }

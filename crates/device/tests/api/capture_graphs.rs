@@ -1,6 +1,6 @@
 //! What a launched graph does: what the streams would have done, in an order that its nodes allow.
 
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 
 use device::*;
 
@@ -18,6 +18,7 @@ conformance! {
         a_graph_tells_what_it_writes,
         executables_of_another_device_are_refused,
         nodes_are_behind_exactly_what_the_streams_were_behind,
+        a_point_behind_two_branches_is_behind_both,
         a_wait_that_adds_nothing_adds_no_edge,
         a_dropped_wait_inside_a_capture_loses_its_edge_and_is_told,
         a_dropped_join_does_not_leave_the_stream_unjoined,
@@ -168,6 +169,23 @@ fn nodes_are_behind_exactly_what_the_streams_were_behind(driver: &Driver) {
     });
     let want = [(0, vec![]), (1, vec![0]), (0, vec![0]), (2, vec![2, 1]), (1, vec![1]), (0, vec![3, 4])];
     assert_eq!(shape(&graph), want);
+}
+
+/// The point that is waited for has one of the waiter's own nodes among those it is directly behind.
+fn a_point_behind_two_branches_is_behind_both(driver: &Driver) {
+    let (device, a) = open(&driver.machine(), 0, "a");
+    let (b, c, count) = (device.stream("b").unwrap(), device.stream("c").unwrap(), Counter::default());
+    let op = |stream: &Stream| stream.launch(count.op(Vec::new())).unwrap();
+    let graph = captured(&a, || {
+        order(&a, &c, "fork c");
+        op(&a); // 0
+        op(&c); // 1
+        order(&a, &b, "a to b");
+        order(&c, &b, "c to b");
+        order(&b, &a, "both to a");
+        op(&a); // 2
+    });
+    assert_eq!(shape(&graph), [(0, vec![]), (2, vec![]), (0, vec![0, 1])]);
 }
 
 fn a_wait_that_adds_nothing_adds_no_edge(driver: &Driver) {
@@ -347,20 +365,27 @@ fn an_executable_never_overlaps_itself_on_two_streams(driver: &Driver) {
     drop(exec);
 }
 
+/// Two operations, each of which ends when the other has begun.
+fn meeting_each_other() -> [Op; 2] {
+    let ((to_right, from_left), (to_left, from_right)) = (mpsc::channel(), mpsc::channel());
+    [(to_right, from_right), (to_left, from_left)].map(|ends| {
+        let ends = Mutex::new(ends);
+        Op::host("meet", "test", Vec::new(), move |_| {
+            let ends = ends.lock().unwrap();
+            ends.0.send(())?;
+            Ok(ends.1.recv_timeout(LIMIT)?)
+        })
+    })
+}
+
 fn branches_of_a_graph_run_side_by_side(driver: &Driver) {
     let (device, a) = open(&driver.machine(), 0, "a");
-    let (b, both) = (device.stream("b").unwrap(), Arc::new(Barrier::new(2)));
-    let meet = || {
-        let both = both.clone();
-        Op::host("meet", "test", Vec::new(), move |_| {
-            both.wait();
-            Ok(())
-        })
-    };
+    let (b, [left, right]) = (device.stream("b").unwrap(), meeting_each_other());
     let graph = captured(&a, || {
+        a.launch(Counter::default().op(Vec::new())).unwrap();
         order(&a, &b, "fork");
-        a.launch(meet()).unwrap();
-        b.launch(meet()).unwrap();
+        a.launch(left).unwrap();
+        b.launch(right).unwrap();
         order(&b, &a, "join");
     });
     let exec = graph.instantiate().unwrap();
@@ -370,12 +395,17 @@ fn branches_of_a_graph_run_side_by_side(driver: &Driver) {
 
 fn executables_of_one_graph_may_overlap(driver: &Driver) {
     let (device, a) = open(&driver.machine(), 0, "a");
-    let (b, both) = (device.stream("b").unwrap(), Arc::new(Barrier::new(2)));
+    let b = device.stream("b").unwrap();
+    // Whoever comes first waits for the other, the operation being the same in both.
+    let come = Arc::new((Mutex::new(0), Condvar::new()));
     let graph = captured(&a, || {
-        let both = both.clone();
         let meet = Op::host("meet", "test", Vec::new(), move |_| {
-            both.wait();
-            Ok(())
+            let mut count = come.0.lock().unwrap();
+            *count += 1;
+            come.1.notify_all();
+            let even = *count + *count % 2;
+            let (_count, waited) = come.1.wait_timeout_while(count, LIMIT, |count| *count < even).unwrap();
+            if waited.timed_out() { Err("nobody came".into()) } else { Ok(()) }
         });
         a.launch(meet).unwrap();
     });
@@ -392,8 +422,7 @@ fn an_operation_of_a_graph_may_own_the_last_handle_of_its_stream(driver: &Driver
         let machine = driver.machine();
         let (device, one) = open(&machine, 0, "one");
         let (op, begun, go) = held(Vec::new());
-        let owned = std::sync::Mutex::new(None::<Stream>);
-        let slot = Arc::new(owned);
+        let slot = Arc::new(Mutex::new(None::<Stream>));
         let taken = slot.clone();
         let exec = executable(&one, || {
             one.launch(op).unwrap();

@@ -140,6 +140,36 @@ impl Publish for Bucket {
 }
 
 impl Bucket {
+    /// Written and issued.
+    pub(crate) fn account(&self) -> [u64; 2] {
+        let Epochs { written, issued } = self.epochs();
+        [written, issued]
+    }
+
+    pub(crate) fn set_account(&self, account: [u64; 2]) {
+        self.epochs.iter().zip(account).for_each(|(epoch, to)| epoch.store(to, SeqCst));
+        self.quiet.set(self.epochs().is_current());
+    }
+
+    /// All that others wait for.
+    pub(crate) fn events(&self) -> Vec<Event> {
+        let releases = self.releases.0.lock().unwrap();
+        releases.iter().chain([&self.written, &self.published]).cloned().collect()
+    }
+
+    /// What is written depends on `sum`, behind what `reduce` has.
+    pub(crate) fn update(&self, optimizer: &Stream, reduce: &Stream, sum: &View) {
+        order(reduce, optimizer, "test.step_after_reduce").unwrap();
+        self.releases.wait(optimizer, Why("test.write_after_read")).unwrap();
+        optimizer.wait(&self.published, Why("test.write_after_publish")).unwrap();
+        for (source, _) in &self.memory {
+            optimizer.launch(fold(sum, source)).unwrap();
+        }
+        optimizer.record(&self.written).unwrap();
+        self.epochs[0].fetch_add(1, SeqCst);
+        self.quiet.set(false);
+    }
+
     /// Writes `value` plus the parameter's place everywhere, behind all reads so far.
     pub(crate) fn write(&self, optimizer: &Stream, value: f32) {
         self.releases.wait(optimizer, Why("test.write_after_read")).unwrap();
@@ -185,6 +215,14 @@ impl Sink {
         self.landed.wait(on, Why("test.reduce_after_landed")).unwrap();
         on.launch(Cast { x: grad, y: sum }.op("reduce").unwrap()).unwrap();
         on.record(&self.free).unwrap();
+    }
+}
+
+impl Sink {
+    /// All that others wait for.
+    pub(crate) fn events(&self) -> Vec<Event> {
+        let landed = self.landed.0.lock().unwrap();
+        landed.iter().chain([&self.flag_set, &self.free]).cloned().collect()
     }
 }
 

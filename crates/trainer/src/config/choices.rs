@@ -77,6 +77,28 @@ choices! {
         WithOptimizer = "with-optimizer",
     }
 
+    /// How much of a step is captured as one graph.
+    GraphScope {
+        /// Nothing: operations are submitted one by one.
+        None = "none",
+        /// One pass of a block.
+        Layer = "layer",
+        /// One pass of the model.
+        Chunk = "chunk",
+        /// Forward and backward of a microbatch.
+        Microbatch = "microbatch",
+        /// A whole step.
+        Step = "step",
+    }
+
+    /// Where graphs wait for parameters and gradients.
+    GateMode {
+        /// Before they begin.
+        BeforeReplay = "before-replay",
+        /// Inside, in front of the first reader of each bucket.
+        InGraph = "in-graph",
+    }
+
     /// How a number is stored.
     Number {
         /// 32 bits, IEEE.

@@ -1,9 +1,10 @@
 //! Defaults, what must hold between settings, and what this version cannot do.
 
 use super::{
-    Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, LayoutConfig, LogConfig,
-    LossNormalization, ModelConfig, NoEffect, NotYet, Number, OptimizerConfig, PrecisionConfig, ProgressKind, Range,
-    Recompute, Rule, ScheduleKind, Setting, TokenizerKind, TrainConfig, Violation,
+    Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphScope,
+    LayoutConfig, LogConfig, LossNormalization, ModelConfig, NoEffect, NotYet, Number, OptimizerConfig,
+    PrecisionConfig, ProgressKind, Range, Recompute, Rule, ScheduleKind, Setting, TokenizerKind, TrainConfig,
+    Violation,
     layout::violations,
     nearest::{divisors, nearest_divisors, nearest_multiples},
     reader::{Need, Reader, Section},
@@ -33,10 +34,11 @@ pub(crate) fn read(reader: &mut Reader, base: &Path) -> Config {
     let train = reader.section("train", |s| read_train(s, layout.data_ranks()));
     let optimizer = reader.section("optimizer", |s| read_optimizer(s, train.steps));
     let ddp = reader.section("ddp", |s| read_ddp(s, layout.dp, optimizer.distributed));
+    let graph = reader.section("graph", read_graph);
     let precision = reader.section("precision", read_precision);
     let device = reader.section("device", read_device);
     let log = reader.section("log", read_log);
-    Config { model, layout, train, optimizer, ddp, precision, data, device, log }
+    Config { model, layout, train, optimizer, ddp, graph, precision, data, device, log }
 }
 
 fn read_data(s: &mut Section, base: &Path) -> DataConfig {
@@ -163,6 +165,12 @@ fn default_bucket_size(dp: u32) -> usize {
     usize::try_from((1_000_000 * u64::from(dp)).max(40_000_000)).unwrap_or(usize::MAX)
 }
 
+fn read_graph(s: &mut Section) -> GraphConfig {
+    let scope = s.choice("scope").unwrap_or(GraphScope::None);
+    let gated = !matches!(scope, GraphScope::None | GraphScope::Step);
+    GraphConfig { scope, gates: s.choice("gates").or(gated.then_some(GateMode::InGraph)) }
+}
+
 fn read_precision(s: &mut Section) -> PrecisionConfig {
     let mut number = |key| s.choice(key).unwrap_or(Number::F32);
     PrecisionConfig {
@@ -235,7 +243,20 @@ pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
         });
     }
     found.extend(dispatch_has_gathers(config));
+    found.extend(gates_have_graphs(config));
     found
+}
+
+/// Nothing waits at a gate where nothing is captured, and a whole step waits for everything.
+fn gates_have_graphs(config: &Config) -> Option<Violation> {
+    let scope = |scope: GraphScope| Setting::text("graph.scope", scope.to_string());
+    let gated = !matches!(config.graph.scope, GraphScope::None | GraphScope::Step);
+    let gates = config.graph.gates.filter(|_| !gated)?;
+    Some(Violation {
+        settings: vec![Setting::text("graph.gates", gates.to_string()), scope(config.graph.scope)],
+        rule: no_effect(NoEffect::NoGates),
+        nearest: vec![Setting::absent("graph.gates"), scope(GraphScope::Microbatch)],
+    })
 }
 
 /// Where no gather overlaps, all of them come with the step.

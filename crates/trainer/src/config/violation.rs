@@ -238,6 +238,9 @@ pub enum NoEffect {
     /// A schedule of gathers that do not overlap.
     #[error("only gathers beside forward have a schedule, and there are none")]
     NothingDispatched,
+    /// Gates where no graph has any.
+    #[error("only graphs of a layer, a chunk or a microbatch wait at gates")]
+    NoGates,
 }
 
 /// What a later version will have.

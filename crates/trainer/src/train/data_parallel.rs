@@ -1,6 +1,6 @@
 //! Data parallelism as the configuration asks for it: buckets, the optimizer, who publishes when.
 
-use std::{collections::HashSet, fmt};
+use std::{collections::HashSet, fmt, sync::Arc};
 
 use ddp::{
     AdamConfig, BucketPlan, BucketSize, Ddp, DdpConfig, DeclaredParam, GradOverlap, Optimizer, OptimizerConfig,
@@ -8,7 +8,7 @@ use ddp::{
 };
 use device::{DType, Download, Stream};
 use model::{Decay, GptPlan};
-use pgroups::{Pass, ProcessGroups, Rank, Seed, Turn, Whole};
+use pgroups::{HostState, ProcessGroups, Rank, Seed};
 
 use crate::{Config, Dispatch, TrainError};
 
@@ -50,24 +50,33 @@ impl DataParallel {
         Ok(DataParallel { buffers, ddp, optimizer, updates: rank.device.stream("optimizer")? })
     }
 
-    /// Submits a microbatch: `run` gets weights for its forward and its backward.
+    /// Submits a microbatch: `run` submits its passes.
     pub(super) fn microbatch(
         &self,
         stream: &Stream,
         place: Place,
-        run: impl FnOnce(&mut Whole<'_>) -> Result<(), TrainError>,
+        run: impl FnOnce() -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
         let _adding_up = (place == Place::Inner).then(|| self.ddp.no_sync());
         self.ddp.begin_microbatch(stream)?;
-        run(&mut Whole::new(Turn::eager(Pass::Forward)))?;
+        run()?;
         Ok(self.ddp.end_microbatch(stream)?)
     }
 
+    /// Sets the learning rate of the next step. Decayed and plain parameters follow one schedule.
+    pub(super) fn set_rate(&self, lr: f32) -> Result<(), TrainError> {
+        Ok(self.optimizer.set_rates(&self.updates, &[lr, lr])?)
+    }
+
     /// Submits what follows the last microbatch: what is not reduced yet, the update, publications that are its part.
-    pub(super) fn step(&mut self, lr: f32) -> Result<(), TrainError> {
+    pub(super) fn step(&mut self) -> Result<(), TrainError> {
         self.ddp.finish_grads()?;
-        // Decayed and plain parameters follow one schedule.
-        Ok(self.optimizer.step(&self.updates, &[lr, lr])?)
+        Ok(self.optimizer.step_at_rates(&self.updates)?)
+    }
+
+    /// What graphs of whole steps must keep in order on the host.
+    pub(super) fn accounts(&self) -> Vec<Arc<dyn HostState>> {
+        vec![self.ddp.account(), self.optimizer.account()]
     }
 
     /// Makes all values readable by what is submitted to `stream`. All ranks call it before one of them reads values

@@ -1,7 +1,6 @@
 //! What the gradient of each token's loss is multiplied with, so that the average over data ranks is the gradient of
 //! the objective that the configuration names.
 
-use device::ops::Factor;
 use device::{Access, DType, MemoryKind, Op, OpError, Reduce, Site, Stream, View, ops::IGNORE};
 use pgroups::{Group, Rank};
 
@@ -19,8 +18,8 @@ use crate::{LossNormalization, TrainError};
 /// Source: the net factors of Megatron-LM's gradient scaling, mean and per token.
 pub(super) struct TokenScale {
     kind: LossNormalization,
-    /// f32 `[1]`.
-    factor: View,
+    /// f32 `[microbatches]`.
+    factors: View,
     /// i32 `[1]`: tokens that count, of this rank, then of all.
     counted: View,
     /// Everyone who sees data of their own.
@@ -35,40 +34,37 @@ impl TokenScale {
         data: &Group,
         microbatches: usize,
     ) -> Result<TokenScale, TrainError> {
-        let factor = rank.device.alloc("token_scale", &[1], DType::F32, MemoryKind::Other)?;
+        let factors = rank.device.alloc("token_scale", &[microbatches], DType::F32, MemoryKind::Other)?;
         let counted = rank.device.alloc("tokens_counted", &[1], DType::I32, MemoryKind::Other)?;
-        Ok(TokenScale { kind, factor, counted, data: data.clone(), microbatches })
+        Ok(TokenScale { kind, factors, counted, data: data.clone(), microbatches })
     }
 
-    /// Once a step, before its first microbatch; `counted` tokens of this rank's share count.
-    pub(super) fn begin_step(&self, stream: &Stream, counted: usize) -> Result<(), TrainError> {
+    /// Once a step, before its first microbatch; of each of this rank's microbatches, the tokens that count.
+    pub(super) fn begin_step(&self, stream: &Stream, counted: &[usize]) -> Result<(), TrainError> {
         if self.kind == LossNormalization::Mean {
-            return Ok(());
+            let factor = |&counted: &usize| match counted {
+                0 => 0.0,
+                _ => (1.0 / (counted * self.microbatches) as f64) as f32,
+            };
+            return Ok(stream.upload(&self.factors, counted.iter().map(factor).collect())?);
         }
-        let counted = i32::try_from(counted).expect("BUG: a rank's share of a batch is in the memory of its host");
-        stream.upload(&self.counted, vec![counted])?;
+        let own = counted.iter().sum::<usize>();
+        let own = i32::try_from(own).expect("BUG: a rank's share of a batch is in the memory of its host");
+        stream.upload(&self.counted, vec![own])?;
         self.data.all_reduce(stream, &self.counted, Reduce::Sum)?;
         let ranks = f64::from(self.data.size());
-        let accesses = vec![Access::read(&self.counted), Access::write(&self.factor)];
+        let accesses = vec![Access::read(&self.counted), Access::write(&self.factors)];
         stream.launch(Op::host("token_scale", Site::from("loss"), accesses, move |args| -> Result<(), OpError> {
             let all = f64::from(args.read::<i32>(0)?[0].max(1));
-            args.write::<f32>(1)?[0] = (ranks / all) as f32;
+            args.write::<f32>(1)?.fill((ranks / all) as f32);
             Ok(())
         }))?;
         Ok(())
     }
 
-    /// Before every microbatch; `counted` of its tokens count.
-    pub(super) fn begin_microbatch(&self, stream: &Stream, counted: usize) -> Result<(), TrainError> {
-        if self.kind == LossNormalization::Mean {
-            let factor = if counted == 0 { 0.0 } else { 1.0 / (counted * self.microbatches) as f64 };
-            stream.upload(&self.factor, vec![factor as f32])?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn factor(&self) -> Factor<'_> {
-        Factor::Device(&self.factor)
+    /// f32 `[1]`: of one microbatch.
+    pub(super) fn factor(&self, at: usize) -> Result<View, TrainError> {
+        Ok(self.factors.flat(at..at + 1)?)
     }
 }
 
@@ -81,7 +77,7 @@ pub(super) fn counted(targets: &[i32]) -> usize {
 mod tests {
     use super::*;
     use device::Machine;
-    use device::ops::Scale;
+    use device::ops::{Factor, Scale};
     use pgroups::{Key, Layout, LayoutConfig, Needs, ProcessGroups};
 
     /// Averages over data ranks the scaled sums of token gradients: `tokens[rank]` are the gradients of the tokens that
@@ -97,10 +93,10 @@ mod tests {
             let scale = TokenScale::alloc(&rank, kind, data, 1)?;
             let stream = rank.device.stream("compute")?;
             let grad = rank.device.alloc("grad", &[1], DType::F32, MemoryKind::Grad)?;
-            scale.begin_step(&stream, own.len())?;
-            scale.begin_microbatch(&stream, own.len())?;
+            scale.begin_step(&stream, &[own.len()])?;
+            let factor = scale.factor(0)?;
             stream.upload(&grad, vec![own.iter().sum::<f32>()])?;
-            stream.launch(Scale { x: &grad, factor: scale.factor(), y: &grad }.op("backward")?)?;
+            stream.launch(Scale { x: &grad, factor: Factor::Device(&factor), y: &grad }.op("backward")?)?;
             data.all_reduce(&stream, &grad, Reduce::Avg)?;
             Ok(stream.download::<f32>(&grad)?.wait()?[0])
         })

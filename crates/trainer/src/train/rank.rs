@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use device::ops::{Factor, Scale, Sum};
 use device::{DType, Frame, FramePlan, MemoryKind, Reduce, Stream, View};
+use graphcap::{GraphConfig, Scope};
 use model::{Gpt, GptPlan, LlamaConfig, Microbatch, RecomputeLayers};
 use pgroups::{Group, Key, Needs, Pass, ProcessGroups, Rank, Turn, Weights, Whole};
 
 use super::{
     data_parallel::{DataParallel, Place},
+    graphs::Graphs,
     normalize::{TokenScale, counted},
     phases::{Phase, PhaseClock},
     stop::StopBit,
@@ -39,19 +41,23 @@ pub(super) struct RankRun {
     data: Group,
     scale: TokenScale,
     inputs: Inputs,
+    /// Of its training steps; none: what is submitted runs as it is.
+    graphs: Option<Graphs>,
     /// f32 `[1]`: mean over the global batch, in nats per token.
     pub(super) loss: View,
 }
 
 /// Memory that the host fills.
 struct Inputs {
-    /// i32 `[micro_batch, seq_len]`.
-    tokens: View,
-    targets: View,
+    /// i32 `[micro_batch, seq_len]`, of each microbatch.
+    tokens: Vec<View>,
+    targets: Vec<View>,
     /// i32 `[1, seq_len]`.
     prompt: View,
     /// f32 `[microbatches]`: what each adds to the mean, per token of a microbatch.
     losses: View,
+    /// f32 `[1]`: that of the microbatch that a graph has just run.
+    graph_loss: View,
 }
 
 impl RankRun {
@@ -86,6 +92,7 @@ impl RankRun {
             inputs,
             loss,
             parallel,
+            graphs: None,
             clock,
             stop,
             groups,
@@ -99,39 +106,81 @@ impl RankRun {
         let _span = tracing::debug_span!("trainer.run_step").entered();
         let stream = self.stream.clone();
         self.clock.begin(&stream)?;
-        self.scale.begin_step(&stream, parts.iter().map(|part| counted(part.targets)).sum())?;
-        for (at, part) in parts.iter().enumerate() {
-            stream.upload(&self.inputs.tokens, part.inputs.to_vec())?;
-            stream.upload(&self.inputs.targets, part.targets.to_vec())?;
-            self.scale.begin_microbatch(&stream, counted(part.targets))?;
-            self.microbatch(at, if at + 1 == parts.len() { Place::Last } else { Place::Inner })?;
+        self.scale.begin_step(&stream, &parts.iter().map(|part| counted(part.targets)).collect::<Vec<_>>())?;
+        for (part, (tokens, targets)) in parts.iter().zip(self.inputs.tokens.iter().zip(&self.inputs.targets)) {
+            stream.upload(tokens, part.inputs.to_vec())?;
+            stream.upload(targets, part.targets.to_vec())?;
         }
-        self.clock.passed(&stream)?;
-        let tokens = Factor::Const(self.inputs.tokens.numel() as f32);
-        stream.launch(Sum { x: &self.inputs.losses, factor: tokens, total: &self.loss }.op("loss")?)?;
-        self.data.all_reduce(&stream, &self.loss, Reduce::Avg)?;
-        self.parallel.step(lr)?;
+        self.parallel.set_rate(lr)?;
+        match &self.graphs {
+            Some(graphs) if graphs.holds_steps() => {
+                graphs.replay_step(&stream)?;
+                self.clock.lap(&stream, Phase::Backward)?;
+                self.clock.passed(&stream)?;
+            }
+            _ => self.passes_and_update(&stream)?,
+        }
         self.clock.end(self.parallel.updates())
     }
 
-    fn microbatch(&mut self, at: usize, place: Place) -> Result<(), TrainError> {
-        let RankRun { stream, model, parallel, frame, scale, clock, .. } = self;
-        let Inputs { tokens, targets, losses, .. } = &self.inputs;
-        let loss = losses.flat(at..at + 1)?;
-        let token_scale = scale.factor();
-        let microbatch = Microbatch { tokens, targets, loss: &loss, token_scale, slot: 0 };
-        let mut aside = aside(frame, at);
-        let frame = aside.as_mut().unwrap_or(frame);
-        frame.restart();
-        parallel.microbatch(stream, place, |weights| {
-            model.forward_loss(frame, weights, &microbatch)?;
-            // The model's mean is over all tokens, those that do not count included.
-            stream.launch(Scale { x: &loss, factor: token_scale, y: &loss }.op("loss")?)?;
-            clock.lap(stream, Phase::Forward)?;
-            weights.enter(Pass::Backward);
-            model.backward(frame, weights, 0)?;
-            clock.lap(stream, Phase::Backward)
-        })
+    /// Everything of a step behind its inputs, submitted as it is or microbatch by microbatch from graphs.
+    fn passes_and_update(&mut self, stream: &Stream) -> Result<(), TrainError> {
+        let places = self.places();
+        for (at, place) in places.into_iter().enumerate() {
+            let RankRun { model, parallel, frame, scale, clock, inputs, graphs, .. } = self;
+            let given = inputs.microbatch(scale, at)?;
+            parallel.microbatch(stream, place, || match graphs {
+                Some(graphs) => graphs.replay_microbatch(stream, &given, clock),
+                None => submit_microbatch(model, frame, &given, at, Some(clock)),
+            })?;
+        }
+        self.clock.passed(stream)?;
+        self.finish_step(stream)
+    }
+
+    fn places(&self) -> Vec<Place> {
+        let count = self.inputs.tokens.len();
+        (1..=count).map(|at| if at == count { Place::Last } else { Place::Inner }).collect()
+    }
+
+    /// The loss over all ranks, and the update.
+    fn finish_step(&mut self, stream: &Stream) -> Result<(), TrainError> {
+        let tokens = Factor::Const(self.inputs.tokens[0].numel() as f32);
+        stream.launch(Sum { x: &self.inputs.losses, factor: tokens, total: &self.loss }.op("loss")?)?;
+        self.data.all_reduce(stream, &self.loss, Reduce::Avg)?;
+        self.parallel.step()
+    }
+
+    /// Captures what later steps replay. All ranks call it, behind a first step: by then it is known how often each
+    /// gradient lands, and everything that is made once is made.
+    pub(super) fn capture(&mut self, config: &Config) -> Result<(), TrainError> {
+        let Some(scope) = config.graph.scope() else { return Ok(()) };
+        let _span = tracing::info_span!("trainer.capture_graphs", %scope).entered();
+        // No collective is under way while a graph is captured.
+        self.meet()?;
+        let stream = self.stream.clone();
+        let accounts = if scope == Scope::Step { self.parallel.accounts() } else { Vec::new() };
+        let set = GraphConfig { gates: config.graph.gate_mode(), accounts, ..GraphConfig::new(scope) };
+        let mut graphs = Graphs::new(&stream, set)?;
+        if scope == Scope::Step {
+            graphs.capture_step(&stream, || self.submit_step(&stream))?;
+        } else {
+            let first = self.inputs.microbatch(&self.scale, 0)?;
+            let slot = Given { loss: self.inputs.graph_loss.clone(), ..first };
+            graphs.capture_microbatch(&self.model, &mut self.frame, &slot)?;
+        }
+        self.graphs = Some(graphs);
+        self.meet()
+    }
+
+    /// All that a graph of a step holds.
+    fn submit_step(&mut self, stream: &Stream) -> Result<(), TrainError> {
+        for (at, place) in self.places().into_iter().enumerate() {
+            let RankRun { model, parallel, frame, scale, inputs, .. } = self;
+            let given = inputs.microbatch(scale, at)?;
+            parallel.microbatch(stream, place, || submit_microbatch(model, frame, &given, at, None))?;
+        }
+        self.finish_step(stream)
     }
 
     /// The host waits until every rank has come here with nothing in flight.
@@ -142,12 +191,12 @@ impl RankRun {
 
     /// Where the host puts a microbatch's tokens, i32 `[micro_batch, seq_len]`.
     pub(super) fn tokens(&self) -> &View {
-        &self.inputs.tokens
+        &self.inputs.tokens[0]
     }
 
     /// Where the host puts a microbatch's targets, as tokens.
     pub(super) fn targets(&self) -> &View {
-        &self.inputs.targets
+        &self.inputs.targets[0]
     }
 
     /// Submits a pass that gives the logits `[1, vocab]` behind position `at` of `tokens`, `seq_len` of them.
@@ -163,13 +212,71 @@ impl Inputs {
     fn alloc(rank: &Rank, config: &Config) -> Result<Inputs, TrainError> {
         let alloc = |label: &str, shape: &[usize], dtype| rank.device.alloc(label, shape, dtype, MemoryKind::Other);
         let batch = [config.train.micro_batch as usize, config.model.seq_len];
+        let count = config.microbatches() as usize;
+        let batches = |label| (0..count).map(|_| alloc(label, &batch, DType::I32)).collect::<Result<Vec<_>, _>>();
         Ok(Inputs {
-            tokens: alloc("tokens", &batch, DType::I32)?,
-            targets: alloc("targets", &batch, DType::I32)?,
+            tokens: batches("tokens")?,
+            targets: batches("targets")?,
             prompt: alloc("prompt", &[1, config.model.seq_len], DType::I32)?,
-            losses: alloc("losses", &[config.microbatches() as usize], DType::F32)?,
+            losses: alloc("losses", &[count], DType::F32)?,
+            graph_loss: alloc("graph.loss", &[1], DType::F32)?,
         })
     }
+}
+
+impl Inputs {
+    fn microbatch(&self, scale: &TokenScale, at: usize) -> Result<Given, TrainError> {
+        Ok(Given {
+            tokens: self.tokens[at].clone(),
+            targets: self.targets[at].clone(),
+            scale: scale.factor(at)?,
+            loss: self.losses.flat(at..at + 1)?,
+        })
+    }
+}
+
+/// What a microbatch reads, and where its loss goes.
+pub(super) struct Given {
+    pub(super) tokens: View,
+    pub(super) targets: View,
+    /// f32 `[1]`: what the gradient of a token's loss is multiplied with.
+    pub(super) scale: View,
+    /// f32 `[1]`: what the microbatch adds to the mean, per token of it.
+    pub(super) loss: View,
+}
+
+impl Given {
+    pub(super) fn microbatch(&self) -> Microbatch<'_> {
+        let Given { tokens, targets, scale, loss } = self;
+        Microbatch { tokens, targets, loss, token_scale: Factor::Device(scale), slot: 0 }
+    }
+
+    /// The model's mean is over all tokens, those that do not count included.
+    pub(super) fn scale_loss(&self, stream: &Stream) -> Result<(), TrainError> {
+        let scaled = Scale { x: &self.loss, factor: Factor::Device(&self.scale), y: &self.loss };
+        Ok(stream.launch(scaled.op("loss")?)?)
+    }
+}
+
+/// Forward and backward of a microbatch.
+fn submit_microbatch(
+    model: &Gpt,
+    frame: &mut Frame,
+    given: &Given,
+    at: usize,
+    clock: Option<&PhaseClock>,
+) -> Result<(), TrainError> {
+    let mut aside = aside(frame, at);
+    let frame = aside.as_mut().unwrap_or(frame);
+    frame.restart();
+    let stream = frame.stream().clone();
+    let mut weights = Whole::new(Turn::eager(Pass::Forward));
+    model.forward_loss(frame, &mut weights, &given.microbatch())?;
+    given.scale_loss(&stream)?;
+    clock.map_or(Ok(()), |clock| clock.lap(&stream, Phase::Forward))?;
+    weights.enter(Pass::Backward);
+    model.backward(frame, &mut weights, 0)?;
+    clock.map_or(Ok(()), |clock| clock.lap(&stream, Phase::Backward))
 }
 
 /// A frame for a later pass while `frame` records: a plan is read off one pass, because a buffer that several passes

@@ -97,6 +97,9 @@ impl RankLoop<'_> {
             if self.stop.is_some() {
                 break;
             }
+            if step == 2 {
+                self.run.capture(self.shared.config)?;
+            }
             self.submit(rank, step, &mut batches)?;
             self.evaluate(rank, step)?;
             if self.window.ends_behind(step) {

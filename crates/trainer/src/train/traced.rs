@@ -34,6 +34,9 @@ fn run_rank(rank: &Rank, config: &Config, plans: &Plans, steps: u64) -> Result<(
     let tokens = vec![0; config.train.micro_batch as usize * config.model.seq_len];
     let microbatches = vec![data::Microbatch { inputs: &tokens, targets: &tokens }; config.microbatches() as usize];
     for step in 1..=steps {
+        if step == 2 {
+            run.capture(config)?;
+        }
         rank.device.note(|| Note::Step(step));
         run.stop.submit(&run.stream, None)?;
         run.step(&microbatches, 1e-3)?;

@@ -167,6 +167,31 @@ fn spans_are_told_if_the_environment_asks_for_them() {
 }
 
 #[test]
+fn verify_ends_with_success_where_nothing_is_missing_and_with_the_missing_wait_where_one_is() {
+    let folder = Folder::with_config("[layout]\ndp = 2\n[train]\nsteps = 1\nglobal_batch = 4\n");
+    let config = folder.config();
+    let config = config.to_str().unwrap();
+    for scope in ["none", "layer", "chunk", "microbatch", "step"] {
+        let scope = format!("graph.scope={scope}");
+        let output = trainer(&["verify", config, "--set", &scope, "--set", "optimizer.distributed=true"]);
+        assert!(output.status.success(), "{scope}: {}{}", stdout(&output), stderr(&output));
+        assert!(stdout(&output).contains("operations on 2 ranks: nothing to object to"), "{}", stdout(&output));
+    }
+    let (trace, picture) = (folder.path().join("run.trace"), folder.path().join("race.svg"));
+    let mut broken = vec!["verify", config, "--set", "optimizer.distributed=true", "--set", "graph.scope=microbatch"];
+    broken.extend(["--on", "sim", "--seeds", "2", "--drop", "pgroups.read_after_publish"]);
+    broken.extend(["--trace", trace.to_str().unwrap(), "--picture", picture.to_str().unwrap()]);
+    let output = trainer(&broken);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let told = stdout(&output);
+    assert!(told.contains("a wait named 'pgroups.read_after_publish' was dropped here"), "{told}");
+    assert!(told.contains("sim, seed 0") && !told.contains("seed 1"), "{told}");
+    assert!(std::fs::read_to_string(picture).unwrap().starts_with("<svg"));
+    let read = graphcap::verify::file::read(std::io::BufReader::new(std::fs::File::open(trace).unwrap())).unwrap();
+    assert!(!graphcap::verify::verify(&read, &Default::default()).is_clean());
+}
+
+#[test]
 fn the_process_grows_by_what_was_planned() {
     // Large enough that threads and packing buffers are small beside it.
     let folder = Folder::with_config(

@@ -209,3 +209,32 @@ fn every_step_tells_where_its_time_went_on_the_slowest_and_the_fastest_rank() {
     let passes: f32 = run.metrics.iter().map(|m| m.phases.forward.slowest + m.phases.backward.slowest).sum();
     assert!(f64::from(passes) <= run.summary.seconds, "{passes} s of {} s", run.summary.seconds);
 }
+
+#[test]
+fn graphs_of_every_scope_give_the_bits_of_eager_steps() {
+    let folder = Folder::with_config(TRAIN);
+    let setups: [&[&str]; 4] = [
+        &["ddp.bucket_size=3000"],
+        &["optimizer.distributed=true", "ddp.bucket_size=3000"],
+        &["optimizer.distributed=true", "ddp.bucket_size=3000", "ddp.dispatch=with-optimizer"],
+        &["model.arch=llama", "optimizer.distributed=true", "ddp.bucket_size=3000", "train.recompute=block"],
+    ];
+    for setup in setups {
+        let run = |more: &[&str]| folder.train(&[setup, &["train.eval_interval=4", "train.steps=8"], more].concat());
+        let eager = run(&["device.threads=2"]);
+        for scope in ["layer", "chunk", "microbatch", "step"] {
+            let scoped = format!("graph.scope={scope}");
+            let gates: &[&str] =
+                if scope == "step" { &[] } else { &["graph.gates=before-replay", "graph.gates=in-graph"] };
+            let gates = gates.iter().map(Some).chain((scope == "step").then_some(None));
+            for gates in gates {
+                for device in ["device.kind=cpu", "device.kind=sim"] {
+                    let more: Vec<&str> = [scoped.as_str(), device].into_iter().chain(gates.copied()).collect();
+                    let graphs = run(&more);
+                    assert_eq!(bits(&graphs), bits(&eager), "{setup:?} {more:?}");
+                    assert_eq!(graphs.sample, eager.sample);
+                }
+            }
+        }
+    }
+}

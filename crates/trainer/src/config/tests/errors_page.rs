@@ -65,6 +65,7 @@ const CHAPTERS: &[Chapter] = &[
             &["train.eval_samples=100"],
             &["ddp.overlap_param_gather=true"],
             &["ddp.dispatch=aligned"],
+            &["graph.gates=in-graph"],
         ],
     },
     Chapter {
@@ -125,6 +126,7 @@ kinds! {
     Rule::NoEffect { because: NoEffect::NeverEvaluated } => "NoEffect::NeverEvaluated",
     Rule::NoEffect { because: NoEffect::NothingGathered } => "NoEffect::NothingGathered",
     Rule::NoEffect { because: NoEffect::NothingDispatched } => "NoEffect::NothingDispatched",
+    Rule::NoEffect { because: NoEffect::NoGates } => "NoEffect::NoGates",
     Rule::NotYet { what: NotYet::Axis } => "NotYet::Axis",
     Rule::NotYet { what: NotYet::Bf16 } => "NotYet::Bf16",
 }
