@@ -1,27 +1,23 @@
 //! Data-parallel training over unequal samples, eagerly or by replays: what the claims about real backends run.
 
-use std::sync::Arc;
-
 use ddp::{
     AdamConfig, BucketSize, Ddp, DdpConfig, DeclaredParam, Optimizer, OptimizerConfig, ParamBuffers, PlanConfig,
     Sharding,
 };
-use device::{
-    Access, DType, Device, Machine, Note, Op, Stream, View,
-    ops::{Accumulate, Cast},
-};
+use device::{DType, Device, Machine, Note, Stream, View, ops::Cast};
 use graphcap::{CaptureScope, GateMode, Graph, GraphConfig, GraphSet, Scope};
 use pgroups::{
-    After, Epochs, GlobalRank, GradOut, Init, Key, Layout, LayoutConfig, Needs, Param, ParamClass, ParamSpec, Pass,
-    PgError, Placement, ProcessGroups, Publish, Rank, Seed, Turn, Weights, Whole, local,
+    GlobalRank, Init, Key, Layout, LayoutConfig, Needs, Param, ParamClass, ParamSpec, Pass, PgError, Placement,
+    ProcessGroups, Rank, Seed, Turn, Weights, Whole, local,
 };
 
-use super::support::{Caught, floats, fold, get, order};
+use super::{
+    support::{Caught, floats, fold, get, order},
+    training_ops::{WIDTH, dgrad, early, forward, loss, wgrad},
+};
 
 /// Elements of the weights of each layer: none divides the other.
 const SIZES: [usize; 3] = [40, 90, 30];
-/// Elements of every activation.
-const WIDTH: usize = 24;
 const STEPS: usize = 3;
 const MICROBATCHES: usize = 2;
 
@@ -392,105 +388,6 @@ fn declared(model: &str, i: usize, numel: usize) -> DeclaredParam {
     let init = Init::Uniform { low: -1.0, high: 1.0 };
     let (name, placement) = (format!("{model}.p{i}"), Placement::whole([numel]));
     DeclaredParam::new(ParamSpec { name, class: ParamClass::Dense, placement, init }, DType::F32)
-}
-
-fn forward(x: &View, w: &View, y: &View, site: String) -> Op {
-    let accesses = vec![Access::read(x), Access::read(w), Access::write(y)];
-    Op::host("forward", site, accesses, |args| {
-        let (x, w, y) = (args.read::<f32>(0)?, args.read::<f32>(1)?, args.write::<f32>(2)?);
-        (0..WIDTH).for_each(|k| y[k] = x[k] * w[7 * k % w.len()] + 0.01 * x[(k + 1) % WIDTH]);
-        Ok(())
-    })
-}
-
-fn loss(y: &View, dy: &View) -> Op {
-    Op::host("loss", "loss", vec![Access::read(y), Access::write(dy)], |args| {
-        let (y, dy) = (args.read::<f32>(0)?, args.write::<f32>(1)?);
-        (0..WIDTH).for_each(|k| dy[k] = y[k] - 0.1 * k as f32);
-        Ok(())
-    })
-}
-
-fn dgrad(dy: &View, w: &View, dx: &View, site: String) -> Op {
-    let accesses = vec![Access::read(dy), Access::read(w), Access::write(dx)];
-    Op::host("dgrad", site, accesses, |args| {
-        let (dy, w, dx) = (args.read::<f32>(0)?, args.read::<f32>(1)?, args.write::<f32>(2)?);
-        (0..WIDTH).for_each(|k| dx[k] = dy[k] * w[7 * k % w.len()]);
-        Ok(())
-    })
-}
-
-fn wgrad(x: &View, dy: &View, grad: &GradOut, site: String) -> Op {
-    let (into, how) = grad.target();
-    let (mut accesses, keeps) = (vec![Access::update(into), Access::read(x), Access::read(dy)], flag_of(how));
-    accesses.extend(keeps.map(Access::read));
-    Op::host("wgrad", site, accesses, move |args| {
-        let keep = if args.len() > 3 { args.read::<f32>(3)?[0] } else { 1.0 };
-        let (x, dy, grad) = (args.read::<f32>(1)?, args.read::<f32>(2)?, args.write::<f32>(0)?);
-        let numel = grad.len();
-        grad.iter_mut().for_each(|g| *g = if keep == 0.0 { 0.0 } else { keep * *g });
-        (0..WIDTH).for_each(|k| grad[7 * k % numel] += x[k] * dy[k]);
-        Ok(())
-    })
-}
-
-fn early(grad: &GradOut, value: f32) -> Op {
-    let (into, how) = grad.target();
-    let (mut accesses, keeps) = (vec![Access::update(into)], flag_of(how));
-    accesses.extend(keeps.map(Access::read));
-    Op::host("early", "early", accesses, move |args| {
-        let keep = if args.len() > 1 { args.read::<f32>(1)?[0] } else { 1.0 };
-        args.write::<f32>(0)?.iter_mut().for_each(|g| *g = if keep == 0.0 { value } else { keep * *g + value });
-        Ok(())
-    })
-}
-
-fn flag_of(how: Accumulate<'_>) -> Option<&View> {
-    match how {
-        Accumulate::Keep(flag) => Some(flag),
-        Accumulate::Add => None,
-        Accumulate::Overwrite => panic!("nobody gives scratch here"),
-    }
-}
-
-/// A publisher with one thing left out.
-pub(crate) struct Without {
-    inner: Arc<dyn Publish>,
-    left_out: LeftOut,
-}
-
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum LeftOut {
-    Issue,
-    Release,
-    /// Nothing is issued, and whoever asks is told that it was.
-    IssueAndEpochs,
-}
-
-impl Publish for Without {
-    fn epochs(&self) -> Epochs {
-        let Epochs { written, issued } = self.inner.epochs();
-        Epochs { written, issued: if self.left_out == LeftOut::IssueAndEpochs { written } else { issued } }
-    }
-
-    fn issue(&self) -> Result<(), PgError> {
-        if self.left_out == LeftOut::Release { self.inner.issue() } else { Ok(()) }
-    }
-
-    fn event(&self) -> &device::Event {
-        self.inner.event()
-    }
-
-    fn done(&self, after: After<'_>) -> Result<(), PgError> {
-        if self.left_out == LeftOut::Release { Ok(()) } else { self.inner.done(after) }
-    }
-}
-
-pub(crate) fn leave_out(trainer: &Trainer, left_out: LeftOut) {
-    for param in trainer.buffers.params() {
-        let inner = param.publisher().unwrap();
-        param.attach(Some(Arc::new(Without { inner, left_out })), param.landed_sink());
-    }
 }
 
 pub(crate) fn replays(graphs: &[Graph]) -> Vec<u64> {

@@ -9,6 +9,7 @@ use graphcap::{
 use pgroups::{After, Keep, Landed, Param, ParamClass, PgError, Turn};
 
 use super::{
+    left_out::{LeftOut, leave_out},
     oracle::{Oracle, Touching},
     support::*,
     training::*,
