@@ -5,9 +5,14 @@ mod api {
     mod captures; // what a capture takes down
     mod claims; // each kind of finding, once with and once without the mistake
     mod conditions; // what must be published before a replay
+    mod deletion; // everything goes, or is told
     mod files; // traces written and read back
+    mod gates; // where graphs wait and what they tell
+    mod invalidation; // what has changed since the capture
     mod machines; // programs on simulated machines: verdicts against results
     mod oracle; // random traces against reachability, counted out
+    mod purity; // captures and warm-up change nothing
+    mod replays; // replays against eager passes
     mod runners_groups; // which groups share runners
     mod runners_pool; // which runner serves a call
     mod runners_turns; // forward and backward in turn
@@ -19,4 +24,8 @@ mod api {
     mod shrinking; // smallest failing cases
     mod support; // publishers and sinks that say what is asked of them
     mod traces; // traces made by hand
+    mod training; // data-parallel training to run claims on
+    mod two_models; // two collections in one process
+    mod verified; // what is proved of captured training, and noticed
+    mod whole_steps; // publications and reductions inside
 }

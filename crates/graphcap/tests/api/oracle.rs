@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use device::{Mode, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNode, TraceNodeKind, WaitOutcome};
+use device::{Label, Mode, Note, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNode, TraceNodeKind, WaitOutcome};
 use graphcap::verify::{CallOrder, Finding, VerifyOptions, verify};
 use proptest::prelude::*;
 
@@ -43,10 +43,23 @@ impl Points {
 }
 
 /// An operation with its first and last point.
-struct Touching {
-    name: String,
+pub(crate) struct Touching {
+    pub(crate) rank: u32,
+    pub(crate) name: String,
+    pub(crate) site: String,
     span: (usize, usize),
+    /// Position in the group's sequence, if it is a call.
+    pub(crate) call: Option<u64>,
+    /// Step and microbatch that the host was in.
+    pub(crate) during: (u64, u64),
     accesses: Vec<TraceAccess>,
+}
+
+impl Touching {
+    /// As random traces name their operations: calls by their place.
+    fn told(&self) -> String {
+        if self.call.is_some() { self.site.clone() } else { self.name.clone() }
+    }
 }
 
 /// Where something ends: by rank, stream, position, node.
@@ -56,10 +69,12 @@ type Ends = BTreeMap<(u32, u32, u64, Option<u32>), usize>;
 type Call = (String, u64, Option<u64>);
 
 /// What a trace's waits say, one by one.
-struct Oracle {
+pub(crate) struct Oracle {
     points: Points,
     ops: Vec<Touching>,
     ends: Ends,
+    /// By rank: step and microbatch.
+    during: BTreeMap<u32, (u64, u64)>,
     /// By rank and stream: the end of the last item.
     last: BTreeMap<(u32, u32), usize>,
     /// By rank: the point behind the host's last wait.
@@ -72,11 +87,12 @@ struct Oracle {
 }
 
 impl Oracle {
-    fn new(trace: &Trace) -> Oracle {
+    pub(crate) fn new(trace: &Trace) -> Oracle {
         let mut oracle = Oracle {
             points: Points::default(),
             ops: Vec::new(),
             ends: Ends::new(),
+            during: Default::default(),
             last: Default::default(),
             host: Default::default(),
             launched: Default::default(),
@@ -105,9 +121,9 @@ impl Oracle {
 
     fn add(&mut self, event: &TraceEvent) {
         match event {
-            TraceEvent::Op { rank, stream, seq, name, accesses, .. } => {
+            TraceEvent::Op { rank, stream, seq, name, site, accesses, .. } => {
                 let span = self.item(*rank, *stream, *seq);
-                self.ops.push(Touching { name: name.to_string(), span, accesses: accesses.clone() });
+                self.touching(*rank, [name, site], span, accesses);
             }
             TraceEvent::Record { rank, stream, seq, .. } => drop(self.item(*rank, *stream, *seq)),
             TraceEvent::Wait { rank, stream, seq, on, outcome: WaitOutcome::Enforced, .. } => {
@@ -127,7 +143,7 @@ impl Oracle {
             }
             TraceEvent::Joint { rank, stream, seq, group, members, group_seq, what, site, accesses } => {
                 let span = self.item(*rank, *stream, *seq);
-                self.ops.push(Touching { name: site.to_string(), span, accesses: accesses.clone() });
+                self.call(*rank, (group, *group_seq), site, span, accesses);
                 let key = (group.to_string(), *group_seq, None);
                 self.asked.insert(key.clone(), (what.to_string(), members.to_vec()));
                 self.calls.entry(key).or_default().push((*rank, span.0, span.1));
@@ -146,12 +162,12 @@ impl Oracle {
                     node.behind.iter().for_each(|b| self.points.edge(spans[*b as usize].1, span.0));
                     self.ends.insert((*rank, *stream, *seq, Some(i)), span.1);
                     match &node.what {
-                        TraceNodeKind::Op { name, accesses, .. } => {
-                            self.ops.push(Touching { name: name.to_string(), span, accesses: accesses.clone() });
+                        TraceNodeKind::Op { name, site, accesses, .. } => {
+                            self.touching(*rank, [name, site], span, accesses);
                         }
                         TraceNodeKind::Joint { group, position, what, site, accesses } => {
-                            self.ops.push(Touching { name: site.to_string(), span, accesses: accesses.clone() });
                             let block = groups.iter().find(|g| g.group == *group).unwrap();
+                            self.call(*rank, (group, block.group_seq), site, span, accesses);
                             let key = (group.to_string(), block.group_seq, Some(*position));
                             self.asked.insert(key.clone(), (what.to_string(), block.members.to_vec()));
                             self.calls.entry(key).or_default().push((*rank, span.0, span.1));
@@ -168,8 +184,44 @@ impl Oracle {
                     spans.push(span);
                 }
             }
+            TraceEvent::Note { rank, note: Note::Step(step), .. } => drop(self.during.insert(*rank, (*step, 0))),
+            TraceEvent::Note { rank, note: Note::Microbatch(number), .. } => {
+                self.during.entry(*rank).or_default().1 = *number;
+            }
             _ => {}
         }
+    }
+
+    fn touching(&mut self, rank: u32, names: [&Label; 2], span: (usize, usize), accesses: &[TraceAccess]) {
+        let ([name, site], accesses) = (names.map(Label::to_string), accesses.to_vec());
+        let during = self.during.get(&rank).copied().unwrap_or_default();
+        self.ops.push(Touching { rank, name, site, span, call: None, during, accesses });
+    }
+
+    /// By its group and its position there.
+    fn call(&mut self, rank: u32, at: (&Label, u64), site: &Label, span: (usize, usize), accesses: &[TraceAccess]) {
+        self.touching(rank, [at.0, site], span, accesses);
+        self.ops.last_mut().unwrap().call = Some(at.1);
+    }
+
+    pub(crate) fn ops(&self) -> &[Touching] {
+        &self.ops
+    }
+
+    /// Pairs of one of `first` and one of `second`, in the order of the trace, of which the first comes before the
+    /// second whatever the machine does; and all pairs.
+    pub(crate) fn before(
+        &self,
+        first: impl Fn(&Touching) -> bool,
+        second: impl Fn(&Touching) -> bool,
+    ) -> (usize, usize) {
+        let seconds: Vec<&Touching> = self.ops.iter().filter(|op| second(op)).collect();
+        let firsts = self.ops.iter().filter(|op| first(op));
+        firsts.fold((0, 0), |(ordered, all), op| {
+            let reached = self.points.reached(op.span.1);
+            let behind = seconds.iter().filter(|second| reached[second.span.0]).count();
+            (ordered + behind, all + seconds.len())
+        })
     }
 
     fn meet(&mut self) {
@@ -205,7 +257,7 @@ impl Oracle {
                     for y in &b.accesses {
                         let same = (x.rank, x.allocation) == (y.rank, y.allocation);
                         if same && x.region.overlaps(&y.region) && x.mode.conflicts(y.mode) {
-                            let mut names = [a.name.clone(), b.name.clone()];
+                            let mut names = [a.told(), b.told()];
                             names.sort();
                             let [first, second] = names;
                             found.insert((first, second, x.rank, x.allocation));

@@ -88,7 +88,7 @@ impl Crowd {
 /// Publishes by copying what was written to where readers look.
 pub(crate) struct Bucket {
     name: String,
-    comm: Stream,
+    pub(crate) comm: Stream,
     /// Written, and read.
     pub(crate) memory: Vec<(View, View)>,
     written: Event,
@@ -140,6 +140,36 @@ impl Publish for Bucket {
 }
 
 impl Bucket {
+    /// Written and issued.
+    pub(crate) fn account(&self) -> [u64; 2] {
+        let Epochs { written, issued } = self.epochs();
+        [written, issued]
+    }
+
+    pub(crate) fn set_account(&self, account: [u64; 2]) {
+        self.epochs.iter().zip(account).for_each(|(epoch, to)| epoch.store(to, SeqCst));
+        self.quiet.set(self.epochs().is_current());
+    }
+
+    /// All that others wait for.
+    pub(crate) fn events(&self) -> Vec<Event> {
+        let releases = self.releases.0.lock().unwrap();
+        releases.iter().chain([&self.written, &self.published]).cloned().collect()
+    }
+
+    /// What is written depends on `sum`, behind what `reduce` has.
+    pub(crate) fn update(&self, optimizer: &Stream, reduce: &Stream, sum: &View) {
+        order(reduce, optimizer, "test.step_after_reduce").unwrap();
+        self.releases.wait(optimizer, Why("test.write_after_read")).unwrap();
+        optimizer.wait(&self.published, Why("test.write_after_publish")).unwrap();
+        for (source, _) in &self.memory {
+            optimizer.launch(fold(sum, source)).unwrap();
+        }
+        optimizer.record(&self.written).unwrap();
+        self.epochs[0].fetch_add(1, SeqCst);
+        self.quiet.set(false);
+    }
+
     /// Writes `value` plus the parameter's place everywhere, behind all reads so far.
     pub(crate) fn write(&self, optimizer: &Stream, value: f32) {
         self.releases.wait(optimizer, Why("test.write_after_read")).unwrap();
@@ -156,6 +186,7 @@ impl Bucket {
 /// Waits for gradients: adds them all up in `sum` when asked to.
 pub(crate) struct Sink {
     pub(crate) flag: View,
+    flag_set: Event,
     free: Event,
     landed: Crowd,
     log: Log,
@@ -166,16 +197,17 @@ impl Sink {
     pub(crate) fn new(stream: &Stream, log: &Log) -> Sink {
         let flag = floats(&stream.device(), "flag", 1);
         stream.upload(&flag, vec![0.0f32]).unwrap();
-        let free = stream.device().event("free");
+        let [flag_set, free] = ["flag set", "free"].map(|name| stream.device().event(name));
+        stream.record(&flag_set).unwrap();
         stream.record(&free).unwrap();
-        Sink { flag, free, landed: Crowd::default(), log: log.clone() }
+        Sink { flag, flag_set, free, landed: Crowd::default(), log: log.clone() }
     }
 
     /// The next microbatches add.
     pub(crate) fn set_flag(&self, stream: &Stream, value: f32) {
         self.landed.wait(stream, Why("test.flag_after_landed")).unwrap();
         stream.upload(&self.flag, vec![value]).unwrap();
-        stream.record(&self.free).unwrap();
+        stream.record(&self.flag_set).unwrap();
     }
 
     /// `sum = grad` behind everything that has landed.
@@ -186,10 +218,19 @@ impl Sink {
     }
 }
 
+impl Sink {
+    /// All that others wait for.
+    pub(crate) fn events(&self) -> Vec<Event> {
+        let landed = self.landed.0.lock().unwrap();
+        landed.iter().chain([&self.flag_set, &self.free]).cloned().collect()
+    }
+}
+
 impl Landed for Sink {
     fn open(&self, param: &Param, stream: &Stream) -> Result<Keep, PgError> {
         self.log.say(format!("open {} {}", param.name(), stream.name()));
         stream.wait(&self.free, Why("test.grad_after_free"))?;
+        stream.wait(&self.flag_set, Why("test.grad_after_flag"))?;
         self.landed.wait(stream, Why("test.grad_after_landed"))?;
         Ok(self.first_use())
     }
@@ -230,8 +271,9 @@ impl Rig {
         let (mut buckets, mut sinks, mut params) = (Vec::new(), Vec::new(), Vec::new());
         for (i, &size) in sizes.iter().enumerate() {
             let first = params.len();
-            let memory: Vec<(View, View)> =
-                (0..size).map(|_| (floats(&device, "source", NUMEL), floats(&device, "value", NUMEL))).collect();
+            let memory: Vec<(View, View)> = (first..first + size)
+                .map(|at| (floats(&device, "source", NUMEL), floats(&device, &format!("w{at}"), NUMEL)))
+                .collect();
             let bucket = Arc::new(bucket(&device, &format!("b{i}"), memory.clone(), &log));
             bucket.write(&optimizer, (i + 1) as f32);
             for (at, (_, value)) in memory.iter().enumerate() {
@@ -290,6 +332,18 @@ impl Rig {
         get(&self.compute, &self.out)
     }
 
+    /// Reads w0 and w1 in turns, and writes 20, 21, ... to w1 in between.
+    pub(crate) fn eagerly_changing(machine: &Machine, rounds: usize) -> Vec<f32> {
+        let rig = Rig::new(machine, &[1, 1]);
+        for round in 0..rounds {
+            for read in [0, 1] {
+                rig.fold(&mut Turn::eager(Pass::Forward), read, &rig.compute).unwrap();
+            }
+            rig.buckets[1].write(&rig.optimizer, 20.0 + round as f32);
+        }
+        rig.result()
+    }
+
     /// The same reads eagerly, on another rig of the same kind.
     pub(crate) fn eagerly(machine: &Machine, sizes: &[usize], reads: &[usize]) -> Vec<f32> {
         let rig = Rig::new(machine, sizes);
@@ -345,7 +399,8 @@ pub(crate) fn fold(value: &View, out: &View) -> Op {
     })
 }
 
-fn add(grad: &View, how: Accumulate<'_>, value: f32) -> Op {
+/// Adds into a gradient, as kernels do.
+pub(crate) fn add(grad: &View, how: Accumulate<'_>, value: f32) -> Op {
     let mut accesses = vec![Access::update(grad)];
     let overwrite = matches!(how, Accumulate::Overwrite);
     if let Accumulate::Keep(flag) = how {

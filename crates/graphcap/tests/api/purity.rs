@@ -1,0 +1,74 @@
+//! Warm-up and capture change nothing that training can see: every byte and every account is compared.
+
+use graphcap::{CaptureScope, GateMode, GraphError, Scope};
+use pgroups::{Pass, local};
+
+use super::{support::*, training::*};
+
+#[test]
+fn capture_failed_capture_and_warm_up_leave_every_byte_and_account() {
+    for scope in [Scope::Layer, Scope::Microbatch] {
+        for mode in MODES {
+            for machine in [cpu(), sim(1), sim(2)] {
+                let program = Program { warm_ups: 2, failures: 1, ..Program::captured(scope, mode) };
+                local(&machine, 2, |rank| -> Result<(), Caught> {
+                    let mut trainer = Trainer::new(&rank, &program, "m")?;
+                    // In the middle of training: nothing is zero any more, nothing is published.
+                    trainer.step(None, 0)?;
+                    let (bytes, accounts) = (trainer.snapshot()?, trainer.accounts());
+                    assert!(bytes.iter().filter(|bits| **bits != 0).count() > 400);
+                    let graphs = trainer.prepare()?.unwrap();
+                    assert!(trainer.snapshot()? == bytes, "{scope}, {mode} on {}", machine.driver());
+                    assert_eq!(trainer.accounts(), accounts);
+                    assert!(replays(graphs.training.graphs()).iter().all(|count| *count == 0));
+                    // The snapshot does see what a replay changes.
+                    trainer.step(Some(&graphs), 1)?;
+                    assert!(trainer.snapshot()? != bytes);
+                    assert_ne!(trainer.accounts(), accounts);
+                    Ok(())
+                })
+                .unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_warm_up_that_is_refused_half_way_puts_back_what_it_wrote() {
+    let rig = Rig::new(&sim(1), &[1]);
+    let mut set = rig.set(GateMode::InGraph);
+    let grad = rig.params[0].main_grad();
+    rig.compute.upload(&grad, vec![3f32; NUMEL]).unwrap();
+    let never = rig.device.event("never");
+    let writes = |scope: &mut CaptureScope<'_>| rig.contribute(scope.turn(Pass::Backward), 0, &rig.compute, 1.0);
+    let waits = |_: &mut CaptureScope<'_>| rig.compute.wait_external(&never, device::Why("test.never"));
+    set.capture("writes", &rig.compute, writes).unwrap();
+    set.capture("waits for a gate that nobody has opened", &rig.compute, waits).unwrap();
+    let error = set.warm_up(&rig.compute, 3).unwrap_err();
+    assert!(matches!(error, GraphError::Device(cause) if matches!(*cause, device::Error::NeverRecorded { .. })));
+    assert_eq!(get::<f32>(&rig.compute, &grad), [3.0; NUMEL]);
+}
+
+#[test]
+fn a_warm_up_asks_nobody_and_tells_nobody() {
+    for mode in MODES {
+        let rig = Rig::new(&sim(1), &[1]);
+        let mut set = rig.set(mode);
+        set.capture("g", &rig.compute, |scope| -> Result<(), Caught> {
+            rig.fold(&mut scope.turn(Pass::Forward), 0, &rig.compute)?;
+            rig.contribute(scope.turn(Pass::Backward), 0, &rig.compute, 1.0)
+        })
+        .unwrap();
+        rig.log.take();
+        let use_of_device = rig.device.graphs();
+        rig.machine.trace_start();
+        set.warm_up(&rig.compute, 3).unwrap();
+        let launches = submitted(&rig.machine.trace_stop()).iter().filter(|what| *what == "launch g").count();
+        assert_eq!((launches, set.graphs()[0].replays(), rig.device.graphs()), (3, 0, use_of_device));
+        assert!(rig.log.take().is_empty());
+        assert_eq!(rig.result(), [1.0; NUMEL]);
+        // What follows is the first replay.
+        set.graphs()[0].replay(&rig.compute, &[]).unwrap();
+        assert_eq!(rig.result(), [4.0; NUMEL]);
+    }
+}

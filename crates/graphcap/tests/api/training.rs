@@ -1,0 +1,440 @@
+//! Data-parallel training over unequal samples, eagerly or by replays: what the claims about real backends run.
+
+use std::sync::Arc;
+
+use ddp::{
+    AdamConfig, BucketSize, Ddp, DdpConfig, DeclaredParam, Optimizer, OptimizerConfig, ParamBuffers, PlanConfig,
+    Sharding,
+};
+use device::{Access, DType, Device, Machine, Note, Op, Stream, View, ops::Accumulate};
+use graphcap::{CaptureScope, GateMode, Graph, GraphConfig, GraphSet, Scope};
+use pgroups::{
+    After, Epochs, GlobalRank, GradOut, Init, Key, Layout, LayoutConfig, Needs, Param, ParamClass, ParamSpec, Pass,
+    PgError, Placement, ProcessGroups, Publish, Rank, Seed, Turn, Weights, Whole, local,
+};
+
+use super::support::{Caught, floats, fold, get, order};
+
+/// Elements of the weights of each layer: none divides the other.
+const SIZES: [usize; 3] = [40, 90, 30];
+/// Elements of every activation.
+const WIDTH: usize = 24;
+const STEPS: usize = 3;
+const MICROBATCHES: usize = 2;
+
+/// How a program runs.
+#[derive(Clone)]
+pub(crate) struct Program {
+    /// How it is cut into pieces.
+    pub(crate) scope: Scope,
+    /// None: eagerly.
+    pub(crate) gates: Option<GateMode>,
+    /// Member lists of the replicas.
+    pub(crate) replicas: Vec<Vec<u32>>,
+    pub(crate) warm_ups: usize,
+    /// Captures that fail half way, before the ones that count.
+    pub(crate) failures: usize,
+}
+
+impl Program {
+    pub(crate) fn eager(scope: Scope) -> Program {
+        Program { scope, gates: None, replicas: vec![vec![0, 1]], warm_ups: 0, failures: 0 }
+    }
+
+    pub(crate) fn captured(scope: Scope, gates: GateMode) -> Program {
+        Program { gates: Some(gates), ..Program::eager(scope) }
+    }
+
+    fn world(&self) -> u32 {
+        self.replicas.iter().map(|list| list.len() as u32).sum()
+    }
+
+    /// Runs the whole program; per rank the bits of everything there is in the end.
+    pub(crate) fn run(&self, machine: &Machine, mutate: Mutation<'_>) -> Result<Vec<Vec<u32>>, PgError> {
+        local(machine, self.world(), |rank| {
+            let mut trainer = Trainer::new(&rank, self, "m")?;
+            mutate(&trainer);
+            let graphs = trainer.prepare()?;
+            for step in 0..STEPS {
+                trainer.step(graphs.as_ref(), step)?;
+            }
+            trainer.finish()
+        })
+    }
+}
+
+/// What a test does to a rank before its first step.
+pub(crate) type Mutation<'m> = &'m (dyn Fn(&Trainer) + Sync);
+
+pub(crate) fn nothing(_: &Trainer) {}
+
+/// One rank.
+pub(crate) struct Trainer {
+    program: Program,
+    pub(crate) device: Device,
+    rank: u32,
+    pub(crate) compute: Stream,
+    wgrad: Stream,
+    optimizing: Stream,
+    evaluating: Stream,
+    pub(crate) buffers: ParamBuffers,
+    pub(crate) ddp: Ddp,
+    pub(crate) optimizer: Optimizer,
+    /// Inputs of the layers, and the output.
+    acts: Vec<View>,
+    /// Gradients of them.
+    dacts: Vec<View>,
+    seen: Vec<View>,
+    seen_all: View,
+}
+
+/// The graphs of a rank.
+pub(crate) struct Graphs {
+    pub(crate) training: GraphSet,
+    pub(crate) evaluation: GraphSet,
+}
+
+impl Trainer {
+    /// `name` keeps two models apart.
+    pub(crate) fn new(rank: &Rank, program: &Program, name: &str) -> Result<Trainer, Caught> {
+        let world = program.world();
+        let layout = Layout::new(&LayoutConfig { dp: Some(world), ..LayoutConfig::default() })?;
+        let lists = program.replicas.iter().map(|list| list.iter().map(|&rank| GlobalRank(rank)).collect());
+        let needs = Needs { custom: vec![(Key::DP_CP, lists.collect())], ..Needs::keys([Key::DP_CP_GTP, Key::MP]) };
+        let groups = ProcessGroups::build(rank, &layout, &needs)?;
+        let device = rank.device.clone();
+        let stream = |what: &str| device.stream(&format!("{name}.{what}"));
+        let [compute, wgrad, optimizing, evaluating] = ["compute", "wgrad", "optimizer", "evaluation"].map(stream);
+        let (compute, wgrad, optimizing, evaluating) = (compute?, wgrad?, optimizing?, evaluating?);
+        let declared: Vec<DeclaredParam> = (0..).zip(SIZES).map(|(i, numel)| declared(name, i, numel)).collect();
+        let dp = program.replicas[0].len() as u32;
+        let sharding = Sharding::On { dense: dp, expert: dp };
+        let plan = PlanConfig { bucket_size: BucketSize::PerUnit, sharding, ..PlanConfig::default() };
+        let buffers = ParamBuffers::allocate(rank, &layout, &declared, plan)?;
+        buffers.fill(&compute, Seed(7))?;
+        let ddp = Ddp::attach(&buffers, &groups, DdpConfig::default(), &compute)?;
+        let config =
+            OptimizerConfig { adam: AdamConfig { clip: 0.5, ..AdamConfig::default() }, ..OptimizerConfig::default() };
+        let optimizer = Optimizer::new(&ddp, &groups, config, |_| 0, &compute)?;
+        let some = |label: &str| (0..=SIZES.len()).map(|_| floats(&device, label, WIDTH)).collect::<Vec<View>>();
+        let (acts, dacts, seen) = (some("act"), some("dact"), some("seen"));
+        let seen_all = floats(&device, "seen all", WIDTH);
+        for view in acts.iter().chain(&dacts).chain(&seen).chain([&seen_all]) {
+            compute.upload(view, vec![0.25f32; WIDTH])?;
+        }
+        device.synchronize()?;
+        let (program, rank) = (program.clone(), rank.global.0);
+        Ok(Trainer {
+            program,
+            device,
+            rank,
+            compute,
+            wgrad,
+            optimizing,
+            evaluating,
+            buffers,
+            ddp,
+            optimizer,
+            acts,
+            dacts,
+            seen,
+            seen_all,
+        })
+    }
+
+    pub(crate) fn param(&self, i: usize) -> &Param {
+        &self.buffers.params()[i]
+    }
+
+    /// Captures what the program wants captured.
+    pub(crate) fn prepare(&self) -> Result<Option<Graphs>, Caught> {
+        let (scope, Some(gates)) = (self.program.scope, self.program.gates) else { return Ok(None) };
+        let config = GraphConfig { gates, ..GraphConfig::new(scope) };
+        let mut training = GraphSet::new(&self.compute, config.clone())?;
+        let mut evaluation = GraphSet::new(&self.evaluating, config)?;
+        for _ in 0..self.program.failures {
+            let failing = |scope: &mut CaptureScope<'_>| -> Result<(), Caught> {
+                self.pieces().iter().try_for_each(|piece| self.run_piece(piece, Some(scope)))?;
+                Err("planted".into())
+            };
+            let failed = training.capture("failing", &self.compute, failing).map(drop);
+            assert!(failed.unwrap_err().to_string().contains("nothing is left of the capture"));
+        }
+        for (at, part) in self.parts().iter().enumerate() {
+            let body = |scope: &mut CaptureScope<'_>| -> Result<(), Caught> {
+                if at == 0 {
+                    scope.input("x", &self.acts[0])?;
+                }
+                part.iter().try_for_each(|piece| self.run_piece(piece, Some(scope)))
+            };
+            training.capture(&format!("training.{at}"), &self.compute, body)?;
+        }
+        evaluation.capture("evaluation", &self.evaluating, |scope| self.evaluate(scope.turn(Pass::Forward)))?;
+        training.warm_up(&self.compute, self.program.warm_ups)?;
+        evaluation.warm_up(&self.evaluating, self.program.warm_ups)?;
+        Ok(Some(Graphs { training, evaluation }))
+    }
+
+    /// A microbatch cut into graphs.
+    fn parts(&self) -> Vec<Vec<Piece>> {
+        let pieces = self.pieces();
+        match self.program.scope {
+            Scope::Layer => pieces.into_iter().map(|piece| vec![piece]).collect(),
+            Scope::Chunk => {
+                let backward = pieces.iter().position(|piece| !matches!(piece, Piece::Forward(_))).unwrap();
+                vec![pieces[..backward].to_vec(), pieces[backward..].to_vec()]
+            }
+            Scope::Microbatch | Scope::Step => vec![pieces],
+        }
+    }
+
+    fn pieces(&self) -> Vec<Piece> {
+        let layers = SIZES.len();
+        let forward = (0..layers).map(Piece::Forward);
+        let backward = std::iter::once(Piece::Loss).chain((0..layers).rev().map(Piece::Backward));
+        match self.program.scope {
+            Scope::Microbatch | Scope::Step => {
+                std::iter::once(Piece::Early).chain(forward).chain(backward).chain([Piece::Join]).collect()
+            }
+            Scope::Layer | Scope::Chunk => forward.chain(backward).collect(),
+        }
+    }
+
+    pub(crate) fn step(&mut self, graphs: Option<&Graphs>, step: usize) -> Result<(), Caught> {
+        self.device.note(|| Note::Step(step as u64));
+        for microbatch in 0..MICROBATCHES {
+            let paused = (microbatch + 1 < MICROBATCHES).then(|| self.ddp.no_sync());
+            self.microbatch(graphs, step, microbatch)?;
+            drop(paused);
+        }
+        self.ddp.finish_grads()?;
+        match graphs {
+            Some(graphs) => graphs.evaluation.graphs()[0].replay(&self.evaluating, &[])?,
+            None => self.evaluate(Turn::eager(Pass::Forward))?,
+        }
+        let optimizing = self.optimizing.clone();
+        Ok(self.optimizer.step(&optimizing, &[0.01 * (step + 1) as f32])?)
+    }
+
+    fn microbatch(&self, graphs: Option<&Graphs>, step: usize, microbatch: usize) -> Result<(), Caught> {
+        self.ddp.begin_microbatch(&self.compute)?;
+        let x = floats(&self.device, "x", WIDTH);
+        let salt = (self.rank * 11 + 3 * step as u32 + microbatch as u32) as f32;
+        self.compute.upload(&x, (0..WIDTH).map(|k| ((k as f32 + salt) * 0.37).sin()).collect())?;
+        match graphs {
+            Some(graphs) => {
+                for (at, graph) in graphs.training.graphs().iter().enumerate() {
+                    let given = [("x", (&x).into())];
+                    graph.replay(&self.compute, if at == 0 { &given } else { &[] })?;
+                }
+            }
+            None => {
+                self.compute.launch(device::ops::Cast { x: &x, y: &self.acts[0] }.op("x")?)?;
+                self.pieces().iter().try_for_each(|piece| self.run_piece(piece, None))?;
+            }
+        }
+        Ok(self.ddp.end_microbatch(&self.compute)?)
+    }
+
+    fn run_piece(&self, piece: &Piece, scope: Option<&mut CaptureScope<'_>>) -> Result<(), Caught> {
+        let pass = if matches!(piece, Piece::Forward(_)) { Pass::Forward } else { Pass::Backward };
+        let mut weights = Whole::new(match scope {
+            Some(scope) => scope.turn(pass),
+            None => Turn::eager(pass),
+        });
+        match *piece {
+            Piece::Early => {
+                order(&self.compute, &self.wgrad, "test.fork")?;
+                let grad = weights.grad(self.param(2), &self.wgrad)?;
+                self.wgrad.launch(early(&grad, 0.125 * (self.rank + 1) as f32))?;
+                Ok(weights.grad_done(self.param(2), &self.wgrad)?)
+            }
+            Piece::Forward(i) => {
+                let w = weights.take(self.param(i), &self.compute)?;
+                self.compute.launch(forward(&self.acts[i], &w, &self.acts[i + 1], format!("h{i}")))?;
+                Ok(weights.give_back(self.param(i), &self.compute)?)
+            }
+            Piece::Loss => {
+                let (y, dy) = (&self.acts[SIZES.len()], &self.dacts[SIZES.len()]);
+                Ok(self.compute.launch(loss(y, dy))?)
+            }
+            Piece::Backward(i) => self.backward(i, &mut weights),
+            Piece::Join => Ok(order(&self.wgrad, &self.compute, "test.join")?),
+        }
+    }
+
+    /// The weight's gradient on a stream of its own, joined where its graph ends.
+    fn backward(&self, i: usize, weights: &mut Whole<'_>) -> Result<(), Caught> {
+        order(&self.compute, &self.wgrad, "test.wgrad")?;
+        let grad = weights.grad(self.param(i), &self.wgrad)?;
+        self.wgrad.launch(wgrad(&self.acts[i], &self.dacts[i + 1], &grad, format!("h{i}")))?;
+        weights.grad_done(self.param(i), &self.wgrad)?;
+        let w = weights.take(self.param(i), &self.compute)?;
+        self.compute.launch(dgrad(&self.dacts[i + 1], &w, &self.dacts[i], format!("h{i}")))?;
+        weights.give_back(self.param(i), &self.compute)?;
+        match self.program.scope {
+            Scope::Layer | Scope::Chunk => Ok(order(&self.wgrad, &self.compute, "test.join")?),
+            Scope::Microbatch | Scope::Step => Ok(()),
+        }
+    }
+
+    /// On its own stream, of the values that the step is about to overwrite.
+    fn evaluate(&self, turn: Turn<'_>) -> Result<(), Caught> {
+        let mut weights = Whole::new(turn);
+        for i in 0..SIZES.len() {
+            let w = weights.take(self.param(i), &self.evaluating)?;
+            self.evaluating.launch(forward(&self.seen[i], &w, &self.seen[i + 1], format!("seen{i}")))?;
+            weights.give_back(self.param(i), &self.evaluating)?;
+        }
+        Ok(self.evaluating.launch(fold(&self.seen[SIZES.len()], &self.seen_all))?)
+    }
+
+    /// All values, moments, counts, activations.
+    pub(crate) fn finish(self) -> Result<Vec<u32>, Caught> {
+        self.ddp.publish(&self.compute)?;
+        let all = self.snapshot()?;
+        self.device.synchronize()?;
+        Ok(all)
+    }
+
+    /// Every byte that training can see, and what the host keeps account of.
+    pub(crate) fn snapshot(&self) -> Result<Vec<u32>, Caught> {
+        self.device.synchronize()?;
+        let mut views: Vec<View> = Vec::new();
+        views.extend(self.ddp.buckets().flat_map(|bucket| [bucket.values, bucket.grads]));
+        views.extend(self.optimizer.state().flatten().cloned());
+        views.extend([self.optimizer.grad_norm().clone(), self.ddp.keep().clone(), self.seen_all.clone()]);
+        views.extend(self.acts.iter().chain(&self.dacts).chain(&self.seen).cloned());
+        let mut all: Vec<u32> =
+            views.iter().flat_map(|view| get::<f32>(&self.compute, view)).map(f32::to_bits).collect();
+        all.extend(get::<i32>(&self.compute, self.optimizer.steps(0)).into_iter().map(|count| count as u32));
+        Ok(all)
+    }
+
+    /// What the host keeps account of.
+    pub(crate) fn accounts(&self) -> Vec<String> {
+        let epochs = self.buffers.params().iter().filter_map(|p| p.publisher()).map(|p| format!("{:?}", p.epochs()));
+        let backend = [format!("{:?}", self.ddp.counters()), format!("{:?}", self.ddp.publications())];
+        epochs.chain(backend).collect()
+    }
+}
+
+/// Part of a microbatch.
+#[derive(Clone, Copy)]
+enum Piece {
+    /// A gradient that needs nothing of this pass.
+    Early,
+    Forward(usize),
+    Loss,
+    Backward(usize),
+    Join,
+}
+
+fn declared(model: &str, i: usize, numel: usize) -> DeclaredParam {
+    let init = Init::Uniform { low: -1.0, high: 1.0 };
+    let (name, placement) = (format!("{model}.p{i}"), Placement::whole([numel]));
+    DeclaredParam::new(ParamSpec { name, class: ParamClass::Dense, placement, init }, DType::F32)
+}
+
+fn forward(x: &View, w: &View, y: &View, site: String) -> Op {
+    let accesses = vec![Access::read(x), Access::read(w), Access::write(y)];
+    Op::host("forward", site, accesses, |args| {
+        let (x, w, y) = (args.read::<f32>(0)?, args.read::<f32>(1)?, args.write::<f32>(2)?);
+        (0..WIDTH).for_each(|k| y[k] = x[k] * w[7 * k % w.len()] + 0.01 * x[(k + 1) % WIDTH]);
+        Ok(())
+    })
+}
+
+fn loss(y: &View, dy: &View) -> Op {
+    Op::host("loss", "loss", vec![Access::read(y), Access::write(dy)], |args| {
+        let (y, dy) = (args.read::<f32>(0)?, args.write::<f32>(1)?);
+        (0..WIDTH).for_each(|k| dy[k] = y[k] - 0.1 * k as f32);
+        Ok(())
+    })
+}
+
+fn dgrad(dy: &View, w: &View, dx: &View, site: String) -> Op {
+    let accesses = vec![Access::read(dy), Access::read(w), Access::write(dx)];
+    Op::host("dgrad", site, accesses, |args| {
+        let (dy, w, dx) = (args.read::<f32>(0)?, args.read::<f32>(1)?, args.write::<f32>(2)?);
+        (0..WIDTH).for_each(|k| dx[k] = dy[k] * w[7 * k % w.len()]);
+        Ok(())
+    })
+}
+
+fn wgrad(x: &View, dy: &View, grad: &GradOut, site: String) -> Op {
+    let (into, how) = grad.target();
+    let (mut accesses, keeps) = (vec![Access::update(into), Access::read(x), Access::read(dy)], flag_of(how));
+    accesses.extend(keeps.map(Access::read));
+    Op::host("wgrad", site, accesses, move |args| {
+        let keep = if args.len() > 3 { args.read::<f32>(3)?[0] } else { 1.0 };
+        let (x, dy, grad) = (args.read::<f32>(1)?, args.read::<f32>(2)?, args.write::<f32>(0)?);
+        let numel = grad.len();
+        grad.iter_mut().for_each(|g| *g = if keep == 0.0 { 0.0 } else { keep * *g });
+        (0..WIDTH).for_each(|k| grad[7 * k % numel] += x[k] * dy[k]);
+        Ok(())
+    })
+}
+
+fn early(grad: &GradOut, value: f32) -> Op {
+    let (into, how) = grad.target();
+    let (mut accesses, keeps) = (vec![Access::update(into)], flag_of(how));
+    accesses.extend(keeps.map(Access::read));
+    Op::host("early", "early", accesses, move |args| {
+        let keep = if args.len() > 1 { args.read::<f32>(1)?[0] } else { 1.0 };
+        args.write::<f32>(0)?.iter_mut().for_each(|g| *g = if keep == 0.0 { value } else { keep * *g + value });
+        Ok(())
+    })
+}
+
+fn flag_of(how: Accumulate<'_>) -> Option<&View> {
+    match how {
+        Accumulate::Keep(flag) => Some(flag),
+        Accumulate::Add => None,
+        Accumulate::Overwrite => panic!("nobody gives scratch here"),
+    }
+}
+
+/// A publisher with one thing left out.
+pub(crate) struct Without {
+    inner: Arc<dyn Publish>,
+    left_out: LeftOut,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum LeftOut {
+    Issue,
+    Release,
+    /// Nothing is issued, and whoever asks is told that it was.
+    IssueAndEpochs,
+}
+
+impl Publish for Without {
+    fn epochs(&self) -> Epochs {
+        let Epochs { written, issued } = self.inner.epochs();
+        Epochs { written, issued: if self.left_out == LeftOut::IssueAndEpochs { written } else { issued } }
+    }
+
+    fn issue(&self) -> Result<(), PgError> {
+        if self.left_out == LeftOut::Release { self.inner.issue() } else { Ok(()) }
+    }
+
+    fn event(&self) -> &device::Event {
+        self.inner.event()
+    }
+
+    fn done(&self, after: After<'_>) -> Result<(), PgError> {
+        if self.left_out == LeftOut::Release { Ok(()) } else { self.inner.done(after) }
+    }
+}
+
+pub(crate) fn leave_out(trainer: &Trainer, left_out: LeftOut) {
+    for param in trainer.buffers.params() {
+        let inner = param.publisher().unwrap();
+        param.attach(Some(Arc::new(Without { inner, left_out })), param.landed_sink());
+    }
+}
+
+pub(crate) fn replays(graphs: &[Graph]) -> Vec<u64> {
+    graphs.iter().map(Graph::replays).collect()
+}

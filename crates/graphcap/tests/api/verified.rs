@@ -1,0 +1,233 @@
+//! What the verifier proves of captured training, that it notices whatever is taken away, and what overlaps.
+
+use device::{Label, Machine, Note, Reduce, Trace, TraceEvent, TraceNodeKind};
+use graphcap::{
+    CaptureScope, GateMode, GraphConfig, GraphSet, Scope,
+    verify::{Finding, Noticed, StaleReason, VerifyOptions, mutate, verify},
+    why,
+};
+use pgroups::{After, Keep, Landed, Param, ParamClass, PgError, Turn};
+
+use super::{
+    oracle::{Oracle, Touching},
+    support::*,
+    training::*,
+};
+
+fn traced(program: &Program, machine: &Machine, mutation: Mutation<'_>) -> Result<Trace, PgError> {
+    machine.trace_start();
+    program.run(machine, mutation)?;
+    Ok(machine.trace_stop())
+}
+
+#[test]
+fn captured_training_has_nothing_to_object_to_and_publishes_each_write_once() {
+    for scope in [Scope::Layer, Scope::Chunk, Scope::Microbatch] {
+        for mode in MODES {
+            let program = Program { warm_ups: 1, ..Program::captured(scope, mode) };
+            for machine in [sim(0), sim(1), cpu()] {
+                let trace = traced(&program, &machine, &nothing).unwrap();
+                let report = verify(&trace, &VerifyOptions::default());
+                assert!(report.is_clean(), "{scope}, {mode} on {}: {report}", machine.driver());
+                let issued = |note: &Note| matches!(note, Note::Issued { .. });
+                let count = trace.events.iter().filter(|e| matches!(e, TraceEvent::Note { note, .. } if issued(note)));
+                // Two ranks, three buckets; the initial values are published, and those of three steps.
+                assert_eq!(count.count(), 2 * 3 * 3);
+            }
+        }
+    }
+}
+
+#[test]
+fn below_a_step_graphs_hold_neither_publication_nor_reduction_and_one_that_does_is_told() {
+    let program = Program::captured(Scope::Layer, GateMode::InGraph);
+    let trace = traced(&program, &sim(1), &nothing).unwrap();
+    let joint = |event: &TraceEvent| match event {
+        TraceEvent::Launch { graph, .. } => {
+            graph.nodes.iter().any(|node| matches!(node.what, TraceNodeKind::Joint { .. }))
+        }
+        _ => false,
+    };
+    assert!(!trace.events.iter().any(joint));
+    // The forbidden act: a reduction over the replicas inside a graph that runs once a microbatch.
+    let reduces = |trainer: &Trainer| {
+        let mut set = GraphSet::new(&trainer.compute, GraphConfig::new(Scope::Layer)).unwrap();
+        let group = trainer.ddp.replicas(ParamClass::Dense).clone();
+        let sum = floats(&trainer.device, "sum", 8);
+        trainer.compute.upload(&sum, vec![1f32; 8]).unwrap();
+        let body = |_: &mut CaptureScope<'_>| group.all_reduce(&trainer.compute, &sum, Reduce::Sum);
+        let (graph, ()) = set.capture("forbidden", &trainer.compute, body).unwrap();
+        graph.replay(&trainer.compute, &[]).unwrap();
+        trainer.device.synchronize().unwrap();
+    };
+    let trace = traced(&program, &sim(1), &reduces).unwrap();
+    let report = verify(&trace, &VerifyOptions::default());
+    let told = |finding: &Finding| match finding {
+        Finding::ForbiddenInGraph { act, graph, scope, .. } => {
+            (*act, graph.as_str(), scope.as_str()) == ("data-parallel reduction", "forbidden", "layer")
+        }
+        _ => false,
+    };
+    assert!(report.findings().iter().any(told), "{report}");
+}
+
+#[test]
+fn every_gate_of_captured_training_is_noticed_by_name_when_it_is_missing() {
+    let program = Program::captured(Scope::Microbatch, GateMode::InGraph);
+    let run = |without: &[Label]| {
+        let machine = sim(0);
+        without.iter().for_each(|why| machine.drop_waits(why.clone()));
+        traced(&program, &machine, &nothing)
+    };
+    let score = mutate(run, &[], &VerifyOptions::default()).unwrap();
+    assert!(score.whole.is_clean(), "{score}");
+    for why in why::ALL.into_iter().chain([Turn::READ_AFTER_PUBLISH]) {
+        let noticed = score.mutants.iter().find(|mutant| mutant.why.as_str() == why.0).map(|mutant| &mutant.noticed);
+        match why {
+            // No node follows it: launches end behind all their nodes. It keeps the rule that captures end joined.
+            why::END_AFTER_GATES => assert_eq!(noticed, None, "{score}"),
+            // These replays follow each other on one stream; `arguments` has them on two.
+            why::INPUT_AFTER_READ => assert_eq!(noticed, Some(&Noticed::Missed), "{score}"),
+            _ => {
+                let Some(Noticed::Found(finding)) = noticed else { panic!("{why}: {score}") };
+                let Finding::Race(race) = &**finding else { panic!("{why}: {finding}") };
+                assert!(race.dropped.iter().any(|dropped| *dropped == *why.0), "{why}: {race}");
+            }
+        }
+    }
+}
+
+#[test]
+fn before_a_replay_the_wait_for_publications_is_noticed_when_it_is_missing() {
+    let machine = sim(0);
+    machine.drop_waits(Turn::READ_AFTER_PUBLISH);
+    let trace = traced(&Program::captured(Scope::Chunk, GateMode::BeforeReplay), &machine, &nothing).unwrap();
+    let report = verify(&trace, &VerifyOptions::default());
+    let named = |finding: &Finding| match finding {
+        Finding::Race(race) => race.dropped.iter().any(|dropped| *dropped == *Turn::READ_AFTER_PUBLISH.0),
+        _ => false,
+    };
+    assert!(report.findings().iter().any(named), "{report}");
+}
+
+#[test]
+fn a_replay_whose_publications_are_left_out_is_refused_or_told() {
+    for mode in MODES {
+        let program = Program::captured(Scope::Microbatch, mode);
+        let failed = traced(&program, &sim(0), &|trainer| leave_out(trainer, LeftOut::Issue)).unwrap_err();
+        assert!(format!("{failed:?}").contains("Stale"), "{failed:?}");
+        // A publisher that lies about its epochs is contradicted by the trace.
+        let trace = traced(&program, &sim(0), &|trainer| leave_out(trainer, LeftOut::IssueAndEpochs)).unwrap();
+        let report = verify(&trace, &VerifyOptions::default());
+        let told = |finding: &Finding| match finding {
+            Finding::Stale(stale) => matches!(stale.reason, StaleReason::NotIssued { written: 2, issued: 1 }),
+            _ => false,
+        };
+        assert!(report.findings().iter().any(told), "{mode}: {report}");
+    }
+}
+
+#[test]
+fn a_replay_whose_releases_nobody_hears_of_is_told() {
+    for mode in MODES {
+        let program = Program::captured(Scope::Microbatch, mode);
+        let trace = traced(&program, &sim(0), &|trainer| leave_out(trainer, LeftOut::Release)).unwrap();
+        let report = verify(&trace, &VerifyOptions::default());
+        let races = report.findings().iter().filter(|finding| matches!(finding, Finding::Race(_)));
+        assert!(races.count() > 0, "{mode}: {report}");
+    }
+}
+
+#[test]
+fn a_gradient_that_lands_before_its_graph_or_that_nobody_hears_of_is_told() {
+    /// Hears of nothing, or of everything at once.
+    struct Deaf(Option<std::sync::Arc<dyn Landed>>, device::Stream);
+    impl Landed for Deaf {
+        fn open(&self, param: &Param, stream: &device::Stream) -> Result<Keep, PgError> {
+            self.0.as_ref().map_or(Ok(Keep::All), |inner| inner.open(param, stream))
+        }
+        fn first_use(&self) -> Keep {
+            self.0.as_ref().map_or(Keep::All, |inner| inner.first_use())
+        }
+        fn landed(&self, param: &Param, _: After<'_>) -> Result<(), PgError> {
+            // Behind a stream that is behind nothing, instead of the graph's gate.
+            self.0.as_ref().map_or(Ok(()), |inner| inner.landed(param, After::Stream(&self.1)))
+        }
+    }
+    let program = Program::captured(Scope::Microbatch, GateMode::InGraph);
+    let deafen = |keeps: bool| {
+        move |trainer: &Trainer| {
+            let param = trainer.param(1);
+            let elsewhere = trainer.device.stream("elsewhere").unwrap();
+            let inner = param.landed_sink().filter(|_| keeps);
+            param.attach(param.publisher(), Some(std::sync::Arc::new(Deaf(inner, elsewhere))));
+        }
+    };
+    let report = verify(&traced(&program, &sim(0), &deafen(true)).unwrap(), &VerifyOptions::default());
+    assert!(report.findings().iter().any(|finding| matches!(finding, Finding::Race(_))), "{report}");
+    let failed = traced(&program, &sim(0), &deafen(false)).unwrap_err();
+    assert!(format!("{failed:?}").contains("Unfilled"), "{failed:?}");
+}
+
+#[test]
+fn in_a_graph_gathers_and_reductions_overlap_what_they_need_not_wait_for() {
+    let trace = traced(&Program::captured(Scope::Microbatch, GateMode::InGraph), &sim(1), &nothing).unwrap();
+    let oracle = Oracle::new(&trace);
+    let [published, reduced] = groups(&trace);
+    // Rank 0, one bucket a layer. Values are gathered in the order of layers, gradients reduced in the other one.
+    let calls = |group: &str, step: u64| -> Vec<u64> {
+        let is = |op: &&Touching| op.rank == 0 && op.name == group && op.during.0 == step;
+        let calls = oracle.ops().iter().filter(is).filter_map(|op| op.call).collect::<Vec<_>>();
+        // Behind the last step all values are asked for once more.
+        assert!(calls.len() == 3 || (step == 2 && calls.len() == 6), "{group} in step {step}: {calls:?}");
+        calls
+    };
+    for step in 1..3 {
+        let (gathers, reductions) = (calls(&published, step), calls(&reduced, step));
+        for (bucket, layer) in [(1, 0), (2, 0), (2, 1)] {
+            let site = format!("h{layer}");
+            // An earlier layer's forward in the first microbatch, its backward in the last.
+            let pairs = [(&published, gathers[bucket], "forward", 1), (&reduced, reductions[2 - bucket], "dgrad", 2)];
+            for (group, call, name, microbatch) in pairs {
+                let is_call = |op: &Touching| op.rank == 0 && op.name == *group && op.call == Some(call);
+                let is_op = |op: &Touching| {
+                    (op.rank, op.name.as_str(), op.site.as_str(), op.during) == (0, name, &site, (step, microbatch))
+                };
+                let (before, behind) = (oracle.before(is_call, is_op), oracle.before(is_op, is_call));
+                assert_eq!((before, behind), ((0, 1), (0, 1)), "bucket {bucket}, {name} of {site}, step {step}");
+            }
+            // What needs it is behind it; and the search does find paths.
+            let own = |op: &Touching| (op.rank, op.name.as_str(), op.during) == (0, "forward", (step, 1));
+            let is_gather = |op: &Touching| op.rank == 0 && op.name == published && op.call == Some(gathers[bucket]);
+            assert_eq!(oracle.before(is_gather, own), (3 - bucket, 3));
+        }
+    }
+    // Before replays, everything waits for every gather.
+    let before = traced(&Program::captured(Scope::Microbatch, GateMode::BeforeReplay), &sim(1), &nothing).unwrap();
+    let oracle = Oracle::new(&before);
+    let [published, _] = groups(&before);
+    let gathers = |op: &Touching| op.rank == 0 && op.name == published && op.during.0 == 1;
+    let forward = |op: &Touching| (op.rank, op.name.as_str(), op.during) == (0, "forward", (1, 1));
+    assert_eq!(oracle.before(gathers, forward), (9, 9));
+}
+
+/// Names of the groups that publish and that reduce.
+fn groups(trace: &Trace) -> [String; 2] {
+    let find = |of: fn(&Note) -> Option<&Label>| {
+        let notes = trace.events.iter().filter_map(|event| match event {
+            TraceEvent::Note { note, .. } => of(note),
+            _ => None,
+        });
+        notes.map(Label::to_string).next().unwrap()
+    };
+    [
+        find(|note| match note {
+            Note::Issued { group, .. } => Some(group),
+            _ => None,
+        }),
+        find(|note| match note {
+            Note::Reduced { group, .. } => Some(group),
+            _ => None,
+        }),
+    ]
+}
