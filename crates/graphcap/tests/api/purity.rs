@@ -7,7 +7,7 @@ use super::{support::*, training::*};
 
 #[test]
 fn capture_failed_capture_and_warm_up_leave_every_byte_and_account() {
-    for scope in [Scope::Layer, Scope::Microbatch] {
+    for scope in [Scope::Layer, Scope::Microbatch, Scope::Step] {
         for mode in MODES {
             for machine in [cpu(), sim(1), sim(2)] {
                 let program = Program { warm_ups: 2, failures: 1, ..Program::captured(scope, mode) };

@@ -8,7 +8,7 @@ use pgroups::{Pass, Turn, Weights, Whole};
 
 use super::{support::*, training::*};
 
-const SCOPES: [Scope; 3] = [Scope::Layer, Scope::Chunk, Scope::Microbatch];
+const SCOPES: [Scope; 4] = [Scope::Layer, Scope::Chunk, Scope::Microbatch, Scope::Step];
 
 #[test]
 fn replays_give_the_bits_of_eager_training_at_every_scope_and_in_both_modes() {

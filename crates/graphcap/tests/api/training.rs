@@ -6,7 +6,10 @@ use ddp::{
     AdamConfig, BucketSize, Ddp, DdpConfig, DeclaredParam, Optimizer, OptimizerConfig, ParamBuffers, PlanConfig,
     Sharding,
 };
-use device::{Access, DType, Device, Machine, Note, Op, Stream, View, ops::Accumulate};
+use device::{
+    Access, DType, Device, Machine, Note, Op, Stream, View,
+    ops::{Accumulate, Cast},
+};
 use graphcap::{CaptureScope, GateMode, Graph, GraphConfig, GraphSet, Scope};
 use pgroups::{
     After, Epochs, GlobalRank, GradOut, Init, Key, Layout, LayoutConfig, Needs, Param, ParamClass, ParamSpec, Pass,
@@ -80,6 +83,8 @@ pub(crate) struct Trainer {
     pub(crate) buffers: ParamBuffers,
     pub(crate) ddp: Ddp,
     pub(crate) optimizer: Optimizer,
+    /// Samples, by microbatch, where a whole step is captured.
+    inputs: Vec<View>,
     /// Inputs of the layers, and the output.
     acts: Vec<View>,
     /// Gradients of them.
@@ -117,9 +122,9 @@ impl Trainer {
             OptimizerConfig { adam: AdamConfig { clip: 0.5, ..AdamConfig::default() }, ..OptimizerConfig::default() };
         let optimizer = Optimizer::new(&ddp, &groups, config, |_| 0, &compute)?;
         let some = |label: &str| (0..=SIZES.len()).map(|_| floats(&device, label, WIDTH)).collect::<Vec<View>>();
-        let (acts, dacts, seen) = (some("act"), some("dact"), some("seen"));
+        let (acts, dacts, seen, inputs) = (some("act"), some("dact"), some("seen"), some("input"));
         let seen_all = floats(&device, "seen all", WIDTH);
-        for view in acts.iter().chain(&dacts).chain(&seen).chain([&seen_all]) {
+        for view in acts.iter().chain(&dacts).chain(&seen).chain(&inputs).chain([&seen_all]) {
             compute.upload(view, vec![0.25f32; WIDTH])?;
         }
         device.synchronize()?;
@@ -135,6 +140,7 @@ impl Trainer {
             buffers,
             ddp,
             optimizer,
+            inputs,
             acts,
             dacts,
             seen,
@@ -147,7 +153,10 @@ impl Trainer {
     }
 
     /// Captures what the program wants captured.
-    pub(crate) fn prepare(&self) -> Result<Option<Graphs>, Caught> {
+    pub(crate) fn prepare(&mut self) -> Result<Option<Graphs>, Caught> {
+        if self.program.scope == Scope::Step {
+            return self.prepare_step();
+        }
         let (scope, Some(gates)) = (self.program.scope, self.program.gates) else { return Ok(None) };
         let config = GraphConfig { gates, ..GraphConfig::new(scope) };
         let mut training = GraphSet::new(&self.compute, config.clone())?;
@@ -173,6 +182,45 @@ impl Trainer {
         training.warm_up(&self.compute, self.program.warm_ups)?;
         evaluation.warm_up(&self.evaluating, self.program.warm_ups)?;
         Ok(Some(Graphs { training, evaluation }))
+    }
+
+    /// Captures everything as one.
+    fn prepare_step(&mut self) -> Result<Option<Graphs>, Caught> {
+        let Some(gates) = self.program.gates else { return Ok(None) };
+        let accounts = vec![self.ddp.account(), self.optimizer.account()];
+        let config = GraphConfig { gates, accounts, ..GraphConfig::new(Scope::Step) };
+        let compute = self.compute.clone();
+        let mut training = GraphSet::new(&compute, config)?;
+        let evaluation = GraphSet::new(&self.evaluating, GraphConfig::new(Scope::Chunk))?;
+        training.capture("step", &compute, |scope| -> Result<(), Caught> {
+            (0..MICROBATCHES).try_for_each(|i| scope.input(&format!("x{i}"), &self.inputs[i]))?;
+            self.whole_step(Some(scope))
+        })?;
+        training.warm_up(&compute, self.program.warm_ups)?;
+        Ok(Some(Graphs { training, evaluation }))
+    }
+
+    /// What a graph of a step holds.
+    fn whole_step(&mut self, mut scope: Option<&mut CaptureScope<'_>>) -> Result<(), Caught> {
+        for microbatch in 0..MICROBATCHES {
+            let paused = (microbatch + 1 < MICROBATCHES).then(|| self.ddp.no_sync());
+            self.ddp.begin_microbatch(&self.compute)?;
+            self.compute.launch(Cast { x: &self.inputs[microbatch], y: &self.acts[0] }.op("x")?)?;
+            self.pieces().iter().try_for_each(|piece| self.run_piece(piece, scope.as_deref_mut()))?;
+            self.ddp.end_microbatch(&self.compute)?;
+            drop(paused);
+        }
+        self.ddp.finish_grads()?;
+        let optimizing = self.optimizing.clone();
+        Ok(self.optimizer.step_at_rates(&optimizing)?)
+    }
+
+    /// Samples of a microbatch: every rank has its own.
+    fn sample(&self, step: usize, microbatch: usize) -> Result<View, Caught> {
+        let x = floats(&self.device, "x", WIDTH);
+        let salt = (self.rank * 11 + 3 * step as u32 + microbatch as u32) as f32;
+        self.compute.upload(&x, (0..WIDTH).map(|k| ((k as f32 + salt) * 0.37).sin()).collect())?;
+        Ok(x)
     }
 
     /// A microbatch cut into graphs.
@@ -202,6 +250,19 @@ impl Trainer {
 
     pub(crate) fn step(&mut self, graphs: Option<&Graphs>, step: usize) -> Result<(), Caught> {
         self.device.note(|| Note::Step(step as u64));
+        let optimizing = self.optimizing.clone();
+        self.optimizer.set_rates(&optimizing, &[0.01 * (step + 1) as f32])?;
+        if self.program.scope == Scope::Step {
+            let given = [self.sample(step, 0)?, self.sample(step, 1)?];
+            if let Some(graphs) = graphs {
+                let given = [("x0", (&given[0]).into()), ("x1", (&given[1]).into())];
+                return Ok(graphs.training.graphs()[0].replay(&self.compute, &given)?);
+            }
+            for (x, slot) in given.iter().zip(&self.inputs) {
+                self.compute.launch(Cast { x, y: slot }.op("x")?)?;
+            }
+            return self.whole_step(None);
+        }
         for microbatch in 0..MICROBATCHES {
             let paused = (microbatch + 1 < MICROBATCHES).then(|| self.ddp.no_sync());
             self.microbatch(graphs, step, microbatch)?;
@@ -212,15 +273,12 @@ impl Trainer {
             Some(graphs) => graphs.evaluation.graphs()[0].replay(&self.evaluating, &[])?,
             None => self.evaluate(Turn::eager(Pass::Forward))?,
         }
-        let optimizing = self.optimizing.clone();
-        Ok(self.optimizer.step(&optimizing, &[0.01 * (step + 1) as f32])?)
+        Ok(self.optimizer.step_at_rates(&optimizing)?)
     }
 
     fn microbatch(&self, graphs: Option<&Graphs>, step: usize, microbatch: usize) -> Result<(), Caught> {
         self.ddp.begin_microbatch(&self.compute)?;
-        let x = floats(&self.device, "x", WIDTH);
-        let salt = (self.rank * 11 + 3 * step as u32 + microbatch as u32) as f32;
-        self.compute.upload(&x, (0..WIDTH).map(|k| ((k as f32 + salt) * 0.37).sin()).collect())?;
+        let x = self.sample(step, microbatch)?;
         match graphs {
             Some(graphs) => {
                 for (at, graph) in graphs.training.graphs().iter().enumerate() {
@@ -229,7 +287,7 @@ impl Trainer {
                 }
             }
             None => {
-                self.compute.launch(device::ops::Cast { x: &x, y: &self.acts[0] }.op("x")?)?;
+                self.compute.launch(Cast { x: &x, y: &self.acts[0] }.op("x")?)?;
                 self.pieces().iter().try_for_each(|piece| self.run_piece(piece, None))?;
             }
         }

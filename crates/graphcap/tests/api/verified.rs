@@ -39,6 +39,29 @@ fn captured_training_has_nothing_to_object_to_and_publishes_each_write_once() {
 }
 
 #[test]
+fn whole_steps_are_clean_and_hold_each_publication_and_reduction_once() {
+    let program = Program { warm_ups: 1, ..Program::captured(Scope::Step, GateMode::InGraph) };
+    for machine in [sim(0), sim(1), cpu()] {
+        let trace = traced(&program, &machine, &nothing).unwrap();
+        let report = verify(&trace, &VerifyOptions::default());
+        assert!(report.is_clean(), "on {}: {report}", machine.driver());
+        let launched = trace.events.iter().find_map(|event| match event {
+            TraceEvent::Launch { graph, .. } => Some(graph.clone()),
+            _ => None,
+        });
+        let calls = |of: &str| {
+            let is = |node: &&device::TraceNode| match &node.what {
+                TraceNodeKind::Joint { group, .. } => group.as_str().ends_with(of),
+                _ => false,
+            };
+            launched.as_ref().unwrap().nodes.iter().filter(is).count()
+        };
+        // Three buckets.
+        assert_eq!((calls("ddp_gather"), calls("ddp_reduce")), (3, 3), "{:?}", groups(&trace));
+    }
+}
+
+#[test]
 fn below_a_step_graphs_hold_neither_publication_nor_reduction_and_one_that_does_is_told() {
     let program = Program::captured(Scope::Layer, GateMode::InGraph);
     let trace = traced(&program, &sim(1), &nothing).unwrap();

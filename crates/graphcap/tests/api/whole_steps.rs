@@ -35,12 +35,21 @@ impl HostState for Account {
         self.buckets.iter().zip(epochs(saved)).for_each(|(bucket, account)| bucket.set_account(*account));
     }
 
+    fn begin_step(&self) {
+        for bucket in &self.buckets {
+            let [written, _] = bucket.account();
+            bucket.set_account([written, written - 1]);
+        }
+    }
+
     fn since(&self, before: &(dyn Any + Send + Sync)) -> Box<dyn Any + Send + Sync> {
         let now = self.buckets.iter().map(|bucket| bucket.account());
         Box::new(now.zip(epochs(before)).map(|(now, was)| [now[0] - was[0], now[1] - was[1]]).collect::<Epochs>())
     }
 
-    fn add(&self, effects: &(dyn Any + Send + Sync)) {
+    fn announce(&self, _: &(dyn Any + Send + Sync), _: &Stream) {}
+
+    fn add(&self, effects: &(dyn Any + Send + Sync), _: &Stream) {
         for (bucket, added) in self.buckets.iter().zip(epochs(effects)) {
             let now = bucket.account();
             bucket.set_account([now[0] + added[0], now[1] + added[1]]);
@@ -59,21 +68,23 @@ impl HostState for Account {
 }
 
 /// Reads, adds to a gradient, reduces it, and writes what follows from it.
-fn step(rig: &Rig, reduce: &Stream, sum: &View, scope: Option<&mut CaptureScope<'_>>) -> Result<(), Caught> {
-    let mut scope = scope;
-    let mut turn = |pass| match &mut scope {
-        Some(scope) => scope.turn(pass),
-        None => Turn::eager(pass),
-    };
+fn step(rig: &Rig, reduce: &Stream, sum: &View, mut scope: Option<&mut CaptureScope<'_>>) -> Result<(), Caught> {
     for i in 0..2 {
-        rig.fold(&mut turn(Pass::Forward), i, &rig.compute)?;
+        rig.fold(&mut turn(&mut scope, Pass::Forward), i, &rig.compute)?;
     }
-    rig.contribute(turn(Pass::Backward), 0, &rig.compute, 1.5)?;
+    rig.contribute(turn(&mut scope, Pass::Backward), 0, &rig.compute, 1.5)?;
     rig.sinks[0].reduce(reduce, &rig.params[0].main_grad(), sum);
     for bucket in &rig.buckets {
         bucket.update(&rig.optimizer, reduce, sum);
     }
     Ok(())
+}
+
+fn turn<'t>(scope: &'t mut Option<&mut CaptureScope<'_>>, pass: Pass) -> Turn<'t> {
+    match scope {
+        Some(scope) => scope.turn(pass),
+        None => Turn::eager(pass),
+    }
 }
 
 fn run(machine: &Machine, captured: bool) -> (Vec<f32>, Vec<[u64; 2]>) {
