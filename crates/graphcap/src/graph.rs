@@ -52,6 +52,17 @@ pub(crate) struct Lane {
     pub(crate) ended: Event,
 }
 
+impl Live {
+    /// Follows what has changed about its parameters, or refuses.
+    fn refresh(&mut self, graph: &str) -> Result<(), GraphError> {
+        let exchange = self.links.refresh(graph)?;
+        if !exchange.is_empty() {
+            self.lanes.iter().try_for_each(|lane| lane.executable.set_events(&exchange))?;
+        }
+        Ok(())
+    }
+}
+
 impl Graph {
     pub(crate) fn new(name: &str, scope: Scope, mode: GateMode, live: Live) -> Graph {
         Graph(Arc::new(Inner { name: name.to_owned(), scope, mode, live: Mutex::new(Some(live)) }))
@@ -142,10 +153,7 @@ impl Graph {
         let name = &self.0.name;
         let Some(live) = live.as_mut() else { return Err(GraphError::Deleted { graph: name.clone() }) };
         live.inputs.check(name, given)?;
-        let exchange = live.links.refresh(name)?;
-        if !exchange.is_empty() {
-            live.lanes.iter().try_for_each(|lane| lane.executable.set_events(&exchange))?;
-        }
+        live.refresh(name)?;
         let accounts = live.accounts.hold(name)?;
         live.links.issue()?;
         live.links.wait_for_reads(stream)?;
@@ -167,6 +175,19 @@ impl Graph {
         accounts.apply(stream)?;
         live.next = (live.next + 1) % live.lanes.len();
         Ok(())
+    }
+
+    /// Publishes everything that it reads, as the next replay would: in the same order, and at the cost of one load for
+    /// each publisher that has nothing to do. Gathers can begin while something else runs.
+    ///
+    /// # Errors
+    /// As [`Graph::replay`], without arguments.
+    pub fn make_ready(&self) -> Result<(), GraphError> {
+        let mut live = self.live();
+        let name = &self.0.name;
+        let Some(live) = live.as_mut() else { return Err(GraphError::Deleted { graph: name.clone() }) };
+        live.refresh(name)?;
+        live.links.issue()
     }
 
     /// Lets go of everything that it holds, at once, whoever else has a handle: their replays are refused. What is

@@ -43,6 +43,11 @@ pub use self::{
     scope::{GateMode, Scope},
 };
 
+/// The page's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/graphcap.md")]
+struct Page;
+
 /// The README's snippets compile and run.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -11,6 +11,7 @@ mod api {
     mod invalidation; // what has changed since the capture
     mod machines; // programs on simulated machines: verdicts against results
     mod oracle; // random traces against reachability, counted out
+    mod pictures; // pictures of the page
     mod purity; // captures and warm-up change nothing
     mod replays; // replays against eager passes
     mod runners_groups; // which groups share runners

@@ -213,3 +213,17 @@ fn a_publisher_that_comes_after_the_capture_is_asked_waited_for_and_told() {
         }
     }
 }
+
+#[test]
+fn what_a_graph_reads_can_be_published_ahead_of_its_replay() {
+    for mode in MODES {
+        let rig = Rig::new(&sim(1), &[1, 1]);
+        let graph = rig.reading(&mut rig.set(mode), "g", &[1, 0]);
+        rig.log.take();
+        (0..2).for_each(|_| graph.make_ready().unwrap());
+        assert_eq!((rig.log.take(), graph.replays()), (vec!["issue b1".into(), "issue b0".to_owned()], 0));
+        graph.replay(&rig.compute, &[]).unwrap();
+        assert!(!rig.log.take().iter().any(|said| said.starts_with("issue")));
+        assert_eq!(rig.result(), [(3.0 + 2.0) * 3.0 + 1.0; NUMEL]);
+    }
+}

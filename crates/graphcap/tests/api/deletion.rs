@@ -93,3 +93,12 @@ fn a_launch_that_is_under_way_is_told_and_ends() {
     rig.device.synchronize().unwrap();
     assert_eq!(rig.device.graphs(), device::GraphUse::default());
 }
+
+#[test]
+fn a_set_in_which_nothing_was_captured_ends_as_any_other() {
+    let rig = Rig::new(&sim(1), &[1]);
+    let set = rig.set(GateMode::InGraph);
+    set.warm_up(&rig.compute, 3).unwrap();
+    assert!(set.graphs().is_empty() && set.invalid().is_empty());
+    assert_eq!(set.delete(), []);
+}

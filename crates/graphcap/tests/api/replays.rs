@@ -171,3 +171,40 @@ fn what_changes_from_replay_to_replay_is_memory_of_the_device() {
     }
     assert_eq!((rig.result(), get::<f32>(&rig.compute, &seed)), (vec![want; NUMEL], vec![state]));
 }
+
+#[test]
+fn replays_and_chained_gathers_publish_each_bucket_once_in_the_order_of_first_reads() {
+    let program = Program::captured(Scope::Layer, GateMode::InGraph);
+    pgroups::local(&sim(1), 2, |rank| -> Result<(), Caught> {
+        let mut trainer = Trainer::new(&rank, &program, "m")?;
+        let graphs = trainer.prepare()?.unwrap();
+        let forward = &graphs.training.graphs()[..3];
+        let x = trainer.sample(0, 0)?;
+        let published = || trainer.ddp.counters().publications;
+        let step = |replay: &dyn Fn() -> Result<(), Caught>| -> Result<u64, Caught> {
+            let before = published();
+            replay()?;
+            Ok(published() - before)
+        };
+        let pass = || -> Result<Vec<u64>, Caught> {
+            let given = [("x", (&x).into())];
+            let replay =
+                |at: usize| step(&|| Ok(forward[at].replay(&trainer.compute, if at == 0 { &given } else { &[] })?));
+            (0..3).map(replay).collect()
+        };
+        // Initial values are published; the look at them finds that.
+        assert_eq!(pass()?, [0, 0, 0]);
+        trainer.ddp.load(&trainer.compute, ddp::Loaded::Shards, |_| Ok(()))?;
+        // The first read gathers its bucket and the next one, which then takes the one behind it.
+        assert_eq!(pass()?, [2, 1, 0]);
+        assert_eq!(pass()?, [0, 0, 0]);
+        // An evaluation asks by itself, in one graph.
+        trainer.ddp.load(&trainer.compute, ddp::Loaded::Shards, |_| Ok(()))?;
+        let evaluation = &graphs.evaluation.graphs()[0];
+        let evaluate = || step(&|| Ok(evaluation.replay(&trainer.compute, &[])?));
+        assert_eq!([evaluate()?, evaluate()?], [3, 0]);
+        trainer.device.synchronize()?;
+        Ok(())
+    })
+    .unwrap();
+}

@@ -216,7 +216,7 @@ impl Trainer {
     }
 
     /// Samples of a microbatch: every rank has its own.
-    fn sample(&self, step: usize, microbatch: usize) -> Result<View, Caught> {
+    pub(crate) fn sample(&self, step: usize, microbatch: usize) -> Result<View, Caught> {
         let x = floats(&self.device, "x", WIDTH);
         let salt = (self.rank * 11 + 3 * step as u32 + microbatch as u32) as f32;
         self.compute.upload(&x, (0..WIDTH).map(|k| ((k as f32 + salt) * 0.37).sin()).collect())?;
