@@ -1,5 +1,6 @@
-//! What bounds a step of one rank: products and attention by the rate of a large product, everything else by the rate of
-//! a copy, both measured here, on all workers.
+//! What bounds a step of one rank: products and attention by the rate of a large product, the optimizer by the rate of a
+//! copy that no cache holds, everything else by that of a copy of the widest activation. All are measured here, on all
+//! workers, before each step, which is held against what was measured just before it.
 
 use std::{collections::BTreeMap, thread, time::Instant};
 
@@ -12,8 +13,11 @@ use crate::{Failed, median, ours::Ours, sorted};
 /// Elements of the copied tensor: the widest activation of the model.
 const COPIED: usize = 2048 * 1536;
 
-/// Copies timed at once.
-const COPIES: usize = 8;
+/// Elements of a tensor that no cache holds.
+const STREAMED: usize = 1 << 26;
+
+/// Bytes that are copied at once.
+const BATCH_BYTES: usize = 8 * COPIED * 8;
 
 /// Of one kind of kernel in a step, all launches together.
 #[derive(Clone, Default)]
@@ -25,33 +29,47 @@ struct Kind {
 }
 
 /// Rates of this machine.
+#[derive(Clone, Copy)]
 struct Limits {
     flops: f64,
     bytes: f64,
+    /// Of memory, not of caches.
+    streamed: f64,
 }
 
 impl Limits {
     fn measure() -> Result<Limits, Failed> {
         let machine = Machine::cpu(thread::available_parallelism()?.get())?;
         let flops = product_peak(&machine, 0)?.ok_or("this driver computes nothing")?;
-        let device = machine.device(1)?;
-        let stream = device.stream("copy")?;
-        let alloc = |label| device.alloc(label, &[COPIED], DType::F32, MemoryKind::Other);
-        let copy = Cast { x: &alloc("from")?, y: &alloc("to")? }.op("copy")?;
-        let mut best = f64::INFINITY;
-        for _ in 0..20 {
-            let begin = Instant::now();
-            (0..COPIES).try_for_each(|_| stream.launch(copy.clone()))?;
-            stream.synchronize()?;
-            best = best.min(begin.elapsed().as_secs_f64());
-        }
-        Ok(Limits { flops, bytes: (COPIES * COPIED * 2 * DType::F32.size_bytes()) as f64 / best })
+        Ok(Limits { flops, bytes: copy_rate(&machine, 1, COPIED)?, streamed: copy_rate(&machine, 2, STREAMED)? })
     }
 
     /// Seconds that `kind` takes at best.
     fn seconds(&self, name: &str, kind: &Kind) -> f64 {
-        if is_product(name) { kind.flops / self.flops } else { kind.bytes / self.bytes }
+        match name {
+            _ if is_product(name) => kind.flops / self.flops,
+            "adamw" => kind.bytes / self.streamed,
+            _ => kind.bytes / self.bytes,
+        }
     }
+}
+
+/// Bytes per second, read and written, of copying `numel` elements again and again, at best.
+fn copy_rate(machine: &Machine, rank: u32, numel: usize) -> Result<f64, Failed> {
+    let device = machine.device(rank)?;
+    let stream = device.stream("copy")?;
+    let alloc = |label| device.alloc(label, &[numel], DType::F32, MemoryKind::Other);
+    let copy = Cast { x: &alloc("from")?, y: &alloc("to")? }.op("copy")?;
+    let bytes = numel * 2 * DType::F32.size_bytes();
+    let copies = (BATCH_BYTES / bytes).max(1);
+    let mut best = f64::INFINITY;
+    for _ in 0..10 {
+        let begin = Instant::now();
+        (0..copies).try_for_each(|_| stream.launch(copy.clone()))?;
+        stream.synchronize()?;
+        best = best.min(begin.elapsed().as_secs_f64());
+    }
+    Ok((copies * bytes) as f64 / best)
 }
 
 fn is_product(name: &str) -> bool {
@@ -61,31 +79,33 @@ fn is_product(name: &str) -> bool {
 /// A table of `rounds` traced steps: medians for each kind of kernel.
 pub(crate) fn print(ours: &Ours, rounds: usize) -> Result<(), Failed> {
     let mut steps = Vec::new();
-    let mut limits = Limits { flops: 0.0, bytes: 0.0 };
     for _ in 0..rounds {
-        // What a machine with other work could do at its best moment.
-        let now = Limits::measure()?;
-        limits = Limits { flops: limits.flops.max(now.flops), bytes: limits.bytes.max(now.bytes) };
-        steps.push(read(&ours.timeline()?)?);
+        let limits = Limits::measure()?;
+        steps.push((limits, read(&ours.timeline()?)?));
     }
-    let (gflops, gbytes) = (limits.flops / 1e9, limits.bytes / 1e9);
-    println!("\na step of one rank, medians of {rounds}; limits: {gflops:.0} GFLOP/s, {gbytes:.0} GB/s");
+    let of = |rate: fn(&Limits) -> f64| median(&sorted(steps.iter().map(|(limits, _)| rate(limits)).collect())) / 1e9;
+    let (flops, bytes, streamed) = (of(|l| l.flops), of(|l| l.bytes), of(|l| l.streamed));
+    println!("\na step of one rank, medians of {rounds}");
+    println!("limits: {flops:.0} GFLOP/s; {bytes:.0} GB/s for activations, {streamed:.0} GB/s for the optimizer");
     println!("{:28}{:>9}{:>9}{:>10}{:>8}", "", "launches", "ms", "limit ms", "share");
-    let names: Vec<&String> = steps[0].1.keys().collect();
-    let mut rows: Vec<(&str, usize, f64, f64)> = Vec::new();
-    for name in names {
-        let of = |step: &(f64, BTreeMap<String, Kind>)| step.1.get(name).cloned().unwrap_or_default();
-        let seconds = median(&sorted(steps.iter().map(|step| of(step).seconds).collect()));
-        let kind = of(&steps[0]);
-        rows.push((name, kind.launches, seconds, limits.seconds(name, &kind)));
+    let mut rows: Vec<(&str, usize, Vec<[f64; 2]>)> = Vec::new();
+    for (name, first) in &steps[0].1.1 {
+        let pair = |(limits, (_, kinds)): &(Limits, (f64, BTreeMap<String, Kind>))| {
+            let kind = kinds.get(name).cloned().unwrap_or_default();
+            [kind.seconds, limits.seconds(name, &kind)]
+        };
+        rows.push((name, first.launches, steps.iter().map(pair).collect()));
     }
-    rows.sort_by(|a, b| f64::total_cmp(&b.2, &a.2));
-    let line = |name: &str, launches: usize, seconds: f64, limit: f64| {
-        println!("{name:28}{launches:9}{:9.2}{:10.2}{:8.2}", seconds * 1e3, limit * 1e3, limit / seconds);
+    let middle = |pairs: &[[f64; 2]], of: fn(&[f64; 2]) -> f64| median(&sorted(pairs.iter().map(of).collect()));
+    rows.sort_by(|a, b| f64::total_cmp(&middle(&b.2, |p| p[0]), &middle(&a.2, |p| p[0])));
+    let line = |name: &str, launches: usize, pairs: &[[f64; 2]]| {
+        let (took, limit) = (middle(pairs, |p| p[0]) * 1e3, middle(pairs, |p| p[1]) * 1e3);
+        println!("{name:28}{launches:9}{took:9.2}{limit:10.2}{:8.2}", middle(pairs, |p| p[1] / p[0]));
     };
-    rows.iter().for_each(|&(name, launches, seconds, limit)| line(name, launches, seconds, limit));
-    let whole = median(&sorted(steps.iter().map(|step| step.0).collect()));
-    line("step", rows.iter().map(|row| row.1).sum(), whole, rows.iter().map(|row| row.3).sum());
+    rows.iter().for_each(|(name, launches, pairs)| line(name, *launches, pairs));
+    let limit = |at: usize| rows.iter().map(|(_, _, pairs)| pairs[at][1]).sum();
+    let whole: Vec<[f64; 2]> = steps.iter().enumerate().map(|(at, step)| [step.1.0, limit(at)]).collect();
+    line("step", rows.iter().map(|(_, launches, _)| launches).sum(), &whole);
     Ok(())
 }
 
