@@ -1,4 +1,5 @@
 //! The one test binary of this package: whatever crosses crates, and the rules of the house.
 
+mod captured; // captured training with a real backend
 mod proved; // what the verifier says of whole training runs
 mod tidy; // what lints cannot see: sizes, statics, who may depend on whom, pages that name missing tests

@@ -9,7 +9,6 @@ mod api {
     mod files; // traces written and read back
     mod gates; // where graphs wait and what they tell
     mod invalidation; // what has changed since the capture
-    mod left_out; // publishers with one thing left out
     mod machines; // programs on simulated machines: verdicts against results
     mod oracle; // random traces against reachability, counted out
     mod pictures; // pictures of the page
@@ -26,9 +25,6 @@ mod api {
     mod shrinking; // smallest failing cases
     mod support; // publishers and sinks that say what is asked of them
     mod traces; // traces made by hand
-    mod training; // data-parallel training to run claims on
-    mod training_ops; // what its layers compute
     mod two_models; // two collections in one process
-    mod verified; // what is proved of captured training, and noticed
     mod whole_steps; // publications and reductions inside
 }

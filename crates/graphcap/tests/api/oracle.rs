@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use device::{Label, Mode, Note, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNode, TraceNodeKind, WaitOutcome};
+use device::{Label, Mode, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNode, TraceNodeKind, WaitOutcome};
 use graphcap::verify::{CallOrder, Finding, VerifyOptions, verify};
 use proptest::prelude::*;
 
@@ -44,14 +44,11 @@ impl Points {
 
 /// An operation with its first and last point.
 pub(crate) struct Touching {
-    pub(crate) rank: u32,
     pub(crate) name: String,
     pub(crate) site: String,
     span: (usize, usize),
     /// Position in the group's sequence, if it is a call.
-    pub(crate) call: Option<u64>,
-    /// Step and microbatch that the host was in.
-    pub(crate) during: (u64, u64),
+    call: Option<u64>,
     accesses: Vec<TraceAccess>,
 }
 
@@ -73,8 +70,6 @@ pub(crate) struct Oracle {
     points: Points,
     ops: Vec<Touching>,
     ends: Ends,
-    /// By rank: step and microbatch.
-    during: BTreeMap<u32, (u64, u64)>,
     /// By rank and stream: the end of the last item.
     last: BTreeMap<(u32, u32), usize>,
     /// By rank: the point behind the host's last wait.
@@ -92,7 +87,6 @@ impl Oracle {
             points: Points::default(),
             ops: Vec::new(),
             ends: Ends::new(),
-            during: Default::default(),
             last: Default::default(),
             host: Default::default(),
             launched: Default::default(),
@@ -123,7 +117,7 @@ impl Oracle {
         match event {
             TraceEvent::Op { rank, stream, seq, name, site, accesses, .. } => {
                 let span = self.item(*rank, *stream, *seq);
-                self.touching(*rank, [name, site], span, accesses);
+                self.touching([name, site], span, accesses);
             }
             TraceEvent::Record { rank, stream, seq, .. } => drop(self.item(*rank, *stream, *seq)),
             TraceEvent::Wait { rank, stream, seq, on, outcome: WaitOutcome::Enforced, .. } => {
@@ -143,7 +137,7 @@ impl Oracle {
             }
             TraceEvent::Joint { rank, stream, seq, group, members, group_seq, what, site, accesses } => {
                 let span = self.item(*rank, *stream, *seq);
-                self.call(*rank, (group, *group_seq), site, span, accesses);
+                self.call((group, *group_seq), site, span, accesses);
                 let key = (group.to_string(), *group_seq, None);
                 self.asked.insert(key.clone(), (what.to_string(), members.to_vec()));
                 self.calls.entry(key).or_default().push((*rank, span.0, span.1));
@@ -163,11 +157,11 @@ impl Oracle {
                     self.ends.insert((*rank, *stream, *seq, Some(i)), span.1);
                     match &node.what {
                         TraceNodeKind::Op { name, site, accesses, .. } => {
-                            self.touching(*rank, [name, site], span, accesses);
+                            self.touching([name, site], span, accesses);
                         }
                         TraceNodeKind::Joint { group, position, what, site, accesses } => {
                             let block = groups.iter().find(|g| g.group == *group).unwrap();
-                            self.call(*rank, (group, block.group_seq), site, span, accesses);
+                            self.call((group, block.group_seq), site, span, accesses);
                             let key = (group.to_string(), block.group_seq, Some(*position));
                             self.asked.insert(key.clone(), (what.to_string(), block.members.to_vec()));
                             self.calls.entry(key).or_default().push((*rank, span.0, span.1));
@@ -184,28 +178,19 @@ impl Oracle {
                     spans.push(span);
                 }
             }
-            TraceEvent::Note { rank, note: Note::Step(step), .. } => drop(self.during.insert(*rank, (*step, 0))),
-            TraceEvent::Note { rank, note: Note::Microbatch(number), .. } => {
-                self.during.entry(*rank).or_default().1 = *number;
-            }
             _ => {}
         }
     }
 
-    fn touching(&mut self, rank: u32, names: [&Label; 2], span: (usize, usize), accesses: &[TraceAccess]) {
+    fn touching(&mut self, names: [&Label; 2], span: (usize, usize), accesses: &[TraceAccess]) {
         let ([name, site], accesses) = (names.map(Label::to_string), accesses.to_vec());
-        let during = self.during.get(&rank).copied().unwrap_or_default();
-        self.ops.push(Touching { rank, name, site, span, call: None, during, accesses });
+        self.ops.push(Touching { name, site, span, call: None, accesses });
     }
 
     /// By its group and its position there.
-    fn call(&mut self, rank: u32, at: (&Label, u64), site: &Label, span: (usize, usize), accesses: &[TraceAccess]) {
-        self.touching(rank, [at.0, site], span, accesses);
+    fn call(&mut self, at: (&Label, u64), site: &Label, span: (usize, usize), accesses: &[TraceAccess]) {
+        self.touching([at.0, site], span, accesses);
         self.ops.last_mut().unwrap().call = Some(at.1);
-    }
-
-    pub(crate) fn ops(&self) -> &[Touching] {
-        &self.ops
     }
 
     /// Pairs of one of `first` and one of `second`, in the order of the trace, of which the first comes before the

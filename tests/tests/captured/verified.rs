@@ -10,9 +10,9 @@ use pgroups::{After, Keep, Landed, Param, ParamClass, PgError, Turn};
 
 use super::{
     left_out::{LeftOut, leave_out},
-    oracle::{Oracle, Touching},
     support::*,
     training::*,
+    unordered::{At, are_unordered},
 };
 
 fn traced(program: &Program, machine: &Machine, mutation: Mutation<'_>) -> Result<Trace, PgError> {
@@ -193,46 +193,69 @@ fn a_gradient_that_lands_before_its_graph_or_that_nobody_hears_of_is_told() {
     assert!(format!("{failed:?}").contains("Unfilled"), "{failed:?}");
 }
 
-#[test]
-fn in_a_graph_gathers_and_reductions_overlap_what_they_need_not_wait_for() {
-    let trace = traced(&Program::captured(Scope::Microbatch, GateMode::InGraph), &sim(1), &nothing).unwrap();
-    let oracle = Oracle::new(&trace);
-    let [published, reduced] = groups(&trace);
-    // Rank 0, one bucket a layer. Values are gathered in the order of layers, gradients reduced in the other one.
-    let calls = |group: &str, step: u64| -> Vec<u64> {
-        let is = |op: &&Touching| op.rank == 0 && op.name == group && op.during.0 == step;
-        let calls = oracle.ops().iter().filter(is).filter_map(|op| op.call).collect::<Vec<_>>();
-        // Behind the last step all values are asked for once more.
-        assert!(calls.len() == 3 || (step == 2 && calls.len() == 6), "{group} in step {step}: {calls:?}");
-        calls
-    };
-    for step in 1..3 {
-        let (gathers, reductions) = (calls(&published, step), calls(&reduced, step));
-        for (bucket, layer) in [(1, 0), (2, 0), (2, 1)] {
-            let site = format!("h{layer}");
-            // An earlier layer's forward in the first microbatch, its backward in the last.
-            let pairs = [(&published, gathers[bucket], "forward", 1), (&reduced, reductions[2 - bucket], "dgrad", 2)];
-            for (group, call, name, microbatch) in pairs {
-                let is_call = |op: &Touching| op.rank == 0 && op.name == *group && op.call == Some(call);
-                let is_op = |op: &Touching| {
-                    (op.rank, op.name.as_str(), op.site.as_str(), op.during) == (0, name, &site, (step, microbatch))
-                };
-                let (before, behind) = (oracle.before(is_call, is_op), oracle.before(is_op, is_call));
-                assert_eq!((before, behind), ((0, 1), (0, 1)), "bucket {bucket}, {name} of {site}, step {step}");
+/// Operations of rank 0 in a trace, with the step and microbatch in which they were submitted.
+struct Submitted {
+    at: At,
+    /// Name, or group.
+    name: String,
+    site: String,
+    during: (u64, u64),
+}
+
+fn submitted(trace: &Trace) -> Vec<Submitted> {
+    let (mut all, mut during) = (Vec::new(), (0, 0));
+    for (event, what) in trace.events.iter().enumerate() {
+        let mut push = |node, name: &Label, site: &Label| {
+            all.push(Submitted { at: At { event, node }, name: name.to_string(), site: site.to_string(), during });
+        };
+        match what {
+            TraceEvent::Note { rank: 0, note: Note::Step(step), .. } => during = (*step, 0),
+            TraceEvent::Note { rank: 0, note: Note::Microbatch(number), .. } => during.1 = *number,
+            TraceEvent::Op { rank: 0, name, site, .. } => push(None, name, site),
+            TraceEvent::Joint { rank: 0, group, site, .. } => push(None, group, site),
+            TraceEvent::Launch { rank: 0, graph, .. } => {
+                for (node, what) in graph.nodes.iter().enumerate() {
+                    if let TraceNodeKind::Op { name, site, .. } = &what.what {
+                        push(Some(node), name, site);
+                    }
+                }
             }
-            // What needs it is behind it; and the search does find paths.
-            let own = |op: &Touching| (op.rank, op.name.as_str(), op.during) == (0, "forward", (step, 1));
-            let is_gather = |op: &Touching| op.rank == 0 && op.name == published && op.call == Some(gathers[bucket]);
-            assert_eq!(oracle.before(is_gather, own), (3 - bucket, 3));
+            _ => {}
         }
     }
-    // Before replays, everything waits for every gather.
-    let before = traced(&Program::captured(Scope::Microbatch, GateMode::BeforeReplay), &sim(1), &nothing).unwrap();
-    let oracle = Oracle::new(&before);
-    let [published, _] = groups(&before);
-    let gathers = |op: &Touching| op.rank == 0 && op.name == published && op.during.0 == 1;
-    let forward = |op: &Touching| (op.rank, op.name.as_str(), op.during) == (0, "forward", (1, 1));
-    assert_eq!(oracle.before(gathers, forward), (9, 9));
+    all
+}
+
+#[test]
+fn in_a_graph_gathers_and_reductions_overlap_what_they_need_not_wait_for() {
+    for mode in MODES {
+        let trace = traced(&Program::captured(Scope::Microbatch, mode), &sim(1), &nothing).unwrap();
+        let [published, reduced] = groups(&trace);
+        let all = submitted(&trace);
+        let (step, in_graph) = (1, mode == GateMode::InGraph);
+        // One bucket a layer. Values are gathered in the order of layers, gradients reduced in the other one.
+        let calls = |group: &str| -> Vec<At> {
+            all.iter().filter(|one| one.name == group && one.during.0 == step).map(|one| one.at).collect()
+        };
+        let op = |name: &str, layer: usize, microbatch: u64| -> At {
+            let site = format!("h{layer}");
+            let is = |one: &&Submitted| one.name == name && one.site == site && one.during == (step, microbatch);
+            all.iter().find(is).unwrap().at
+        };
+        let (gathers, reductions) = (calls(&published), calls(&reduced));
+        assert_eq!((gathers.len(), reductions.len()), (3, 3));
+        for (bucket, layer) in [(1, 0), (2, 0), (2, 1)] {
+            // An earlier layer's forward, in the first microbatch; backward of what comes later, in the last one.
+            let forward = are_unordered(&trace, [gathers[bucket], op("forward", layer, 1)]);
+            assert_eq!(forward, in_graph, "{mode}: gather of bucket {bucket}, forward of layer {layer}");
+            let backward = are_unordered(&trace, [reductions[2 - bucket], op("dgrad", layer, 2)]);
+            assert!(backward, "{mode}: reduction of bucket {bucket}, backward of layer {layer}");
+        }
+        for layer in 0..3 {
+            assert!(!are_unordered(&trace, [gathers[layer], op("forward", layer, 1)]), "it reads what is gathered");
+            assert!(!are_unordered(&trace, [reductions[2 - layer], op("wgrad", layer, 2)]), "it reduces what landed");
+        }
+    }
 }
 
 /// Names of the groups that publish and that reduce.
