@@ -165,6 +165,17 @@ pub enum DdpError {
         /// Every such bucket group.
         groups: Vec<Unready>,
     },
+    /// A publication while a graph is captured that it is no part of.
+    #[error(
+        "{group}: epoch {epoch} would be published while a graph is captured that holds no publications: publish before \
+         the capture, or after it"
+    )]
+    PublishInCapture {
+        /// The bucket group.
+        group: String,
+        /// The write.
+        epoch: u64,
+    },
     /// A publication of an epoch that is published.
     #[error("{group}: epoch {epoch} is published already, or being published")]
     PublishedTwice {

@@ -105,6 +105,10 @@ impl Core {
         let stream = &self.gather;
         let _span = tracing::debug_span!("ddp.publish_group", group = %this.name, ?cause).entered();
         stream.wait(&this.written, why::GATHER_AFTER_WRITE)?;
+        // In a whole step the stream has joined the capture by that wait.
+        if !stream.is_capturing() && stream.device().graphs().captures > 0 {
+            return Err(DdpError::PublishInCapture { group: this.name.clone(), epoch: epochs.written });
+        }
         let peers = self.peers(this.class);
         stream.note(|| this.issued(epochs.written, if peers.sharded { peers.gather.name() } else { "" }));
         if peers.sharded {

@@ -485,3 +485,19 @@ fn every_synchronisation_has_its_own_name() {
     assert_eq!(names.len(), why::ALL.len());
     assert!(names.iter().all(|name| name.starts_with("ddp.")));
 }
+
+#[test]
+fn a_publication_while_a_graph_is_captured_is_refused_and_goes_out_behind_it() {
+    on_all(&three(Dispatch::Chain), |one| {
+        step(one)?;
+        let other = one.device.stream("captured")?;
+        other.begin_capture("g")?;
+        let error = one.ddp.publish(&one.stream).expect_err("a graph is captured");
+        assert!(matches!(&error, ddp::DdpError::PublishInCapture { epoch: 2, .. }), "{error}");
+        assert!(one.ddp.dispatch_group(0).is_err() && published(one) == 0);
+        other.end_capture()?;
+        one.ddp.publish(&one.stream)?;
+        assert_eq!(published(one), 3);
+        Ok(())
+    });
+}
