@@ -58,6 +58,8 @@ pub(crate) struct MachineInner {
 #[derive(Default)]
 struct Meetings {
     open: BTreeMap<String, Weak<MeetingInner>>,
+    /// Entries that were open when those that nobody holds were last thrown out.
+    swept: usize,
     /// Ranks that left, and the root of it.
     gone: BTreeMap<u32, (u32, Departure)>,
 }
@@ -178,7 +180,11 @@ impl Machine {
         let gone = members.iter().find_map(|m| meetings.gone.get(m).cloned());
         let machine = self.0.identity.clone();
         let inner = Arc::new(MeetingInner::new(name.to_owned(), members.to_vec(), machine, gone));
-        meetings.open.retain(|_, m| m.strong_count() > 0);
+        // Not at every call: worlds of many ranks open a meeting for each pair.
+        if meetings.open.len() > 2 * meetings.swept + 64 {
+            meetings.open.retain(|_, m| m.strong_count() > 0);
+            meetings.swept = meetings.open.len();
+        }
         meetings.open.insert(name.to_owned(), Arc::downgrade(&inner));
         Ok(Meeting::open(inner, member))
     }

@@ -100,13 +100,14 @@ pub struct VerifyArgs {
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// What runs the steps: dry computes nothing and takes any size, sim computes.
-    #[arg(long, value_name = "dry|sim", default_value = "dry", value_parser = parse_driver)]
-    pub on: VerifyOn,
-    /// Orders in which sim runs them, each from its own seed, from 0.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
-    pub seeds: u64,
-    /// Take away every wait of this name, to see that it is noticed; may be repeated.
+    /// What runs the steps: dry computes nothing and takes any size, sim computes; default: dry, or sim with --seeds.
+    #[arg(long, value_name = "dry|sim", value_parser = parse_driver)]
+    pub on: Option<VerifyOn>,
+    /// Orders in which sim runs them, each from its own seed, from 0; default: 1.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub seeds: Option<u64>,
+    /// Take away every wait of this name, to see whether others cover it; may be repeated. A name that does not occur is
+    /// told with those that do.
     #[arg(long, value_name = "WAIT")]
     pub drop: Vec<String>,
     /// Write the trace that was checked.
@@ -115,6 +116,13 @@ pub struct VerifyArgs {
     /// Draw the first finding (SVG).
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
+}
+
+impl VerifyArgs {
+    /// What runs the steps.
+    pub fn on(&self) -> VerifyOn {
+        self.on.unwrap_or(if self.seeds.is_some() { VerifyOn::Sim } else { VerifyOn::Dry })
+    }
 }
 
 /// What runs the steps that are verified.
@@ -205,7 +213,7 @@ mod tests {
         let Ok(Command::Verify(verify)) = parse("trainer verify a.toml --on sim --seeds 3 --drop x.y") else {
             panic!("not verify")
         };
-        assert_eq!((verify.on, verify.seeds, verify.drop), (VerifyOn::Sim, 3, vec!["x.y".to_owned()]));
+        assert_eq!((verify.on(), verify.seeds, verify.drop), (VerifyOn::Sim, Some(3), vec!["x.y".to_owned()]));
         assert!(parse("trainer verify a.toml --on cpu").unwrap_err().contains("on dry or on sim"));
     }
 

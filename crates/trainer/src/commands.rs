@@ -73,12 +73,12 @@ fn run_plan(args: &PlanArgs) -> Result<(), TrainError> {
 fn run_verify(args: &VerifyArgs) -> Result<Outcome, TrainError> {
     let config = args.config.load()?;
     let verified = verify_run(&config, args)?;
+    print(&verified.text)?;
     for (path, text) in [(&args.trace, &verified.trace), (&args.picture, &verified.picture)] {
         if let (Some(path), Some(text)) = (path, text) {
             fs::write(path, text).map_err(|source| TrainError::Write { path: path.clone(), source })?;
         }
     }
-    print(&verified.text)?;
     Ok(if verified.is_clean { Outcome::Done } else { Outcome::Found })
 }
 

@@ -123,6 +123,14 @@ pub enum TrainError {
     /// The optimizer or the reduction refused or failed.
     #[error(transparent)]
     Ddp(#[from] ddp::DdpError),
+    /// A wait that was to be taken away does not occur.
+    #[error("no wait is named '{wait}' in these steps; there are: {}", waits.join(", "))]
+    NothingDropped {
+        /// The name.
+        wait: String,
+        /// Names that occur.
+        waits: Vec<String>,
+    },
     /// From the crate below.
     #[error(transparent)]
     Graph(#[from] graphcap::GraphError),

@@ -187,6 +187,13 @@ fn verify_ends_with_success_where_nothing_is_missing_and_with_the_missing_wait_w
     assert!(told.contains("a wait named 'pgroups.read_after_publish' was dropped here"), "{told}");
     assert!(told.contains("sim, seed 0") && !told.contains("seed 1"), "{told}");
     assert!(std::fs::read_to_string(picture).unwrap().starts_with("<svg"));
+    let typo = trainer(&["verify", config, "--drop", "pgroups.read_after_publsh"]);
+    assert_eq!(typo.status.code(), Some(1));
+    assert!(stderr(&typo).contains("no wait is named 'pgroups.read_after_publsh'"), "{}", stderr(&typo));
+    assert!(stderr(&typo).contains("pgroups.read_after_publish"), "{}", stderr(&typo));
+    let covered = trainer(&["verify", config, "--drop", "ddp.grad_after_free"]);
+    assert!(covered.status.success(), "{}", stderr(&covered));
+    assert!(stdout(&covered).contains("waits named 'ddp.grad_after_free' were dropped: each is covered by others"));
     let read = graphcap::verify::file::read(std::io::BufReader::new(std::fs::File::open(trace).unwrap())).unwrap();
     assert!(!graphcap::verify::verify(&read, &Default::default()).is_clean());
 }
