@@ -29,7 +29,7 @@ pub fn write(trace: &Trace, out: &mut impl Write) -> Result<(), TraceError> {
     encode::trace(trace, out).map_err(|source| TraceError::WriteTrace { source })
 }
 
-/// Reads a trace that [`write`] has written. It is equal to that one.
+/// Reads a trace that [`write()`] has written. It is equal to that one.
 ///
 /// # Errors
 /// [`TraceError::ReadTrace`], [`TraceError::NotATrace`], [`TraceError::TraceLine`].
