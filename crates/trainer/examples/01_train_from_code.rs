@@ -29,11 +29,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let dir = std::env::temp_dir().join(format!("train-from-code-{}", std::process::id()));
     let mut options = RunOptions::new(&dir);
     options.lines = Box::new(std::io::stdout());
-    // Rank 1 is asked to end when it is about to submit step 20; all ranks end behind step 21.
-    options.stop = StopSource::AtStep { rank: 1, step: 20, signal: Signal::Terminate };
+    // Rank 1 is asked to end when it is about to submit step 14; all ranks end behind step 15.
+    options.stop = StopSource::AtStep { rank: 1, step: 14, signal: Signal::Terminate };
     let trained = train(&config, options)?;
     println!("{trained}");
-    assert_eq!(trained.steps_by_rank, [21, 21]);
+    assert_eq!(trained.steps_by_rank, [15, 15]);
     std::fs::remove_dir_all(dir)?;
     Ok(())
 }
