@@ -206,7 +206,7 @@ fn the_process_grows_by_what_was_planned() {
          [optimizer]\nlr = 1e-3\nwarmup_steps = 1\n",
     );
     let run_dir = folder.path().join("run");
-    let set = ["model.dim=256", "model.heads=4", "model.seq_len=128", "model.layers=3"];
+    let set = ["model.dim=256", "model.heads=4", "model.seq_len=128", "model.layers=5"];
     let mut args = vec!["train", "", "--run-dir", run_dir.to_str().unwrap()];
     let config = folder.config();
     args[1] = config.to_str().unwrap();
