@@ -1,14 +1,25 @@
-//! What bounds a step of one rank: products and attention by the rate of a large product, the optimizer by the rate of a
+//! What bounds a step of one rank: products and attention by the best rate of large products of several depths, the optimizer by the rate of a
 //! copy that no cache holds, everything else by that of a copy of the widest activation. All are measured here, on all
 //! workers, before each step, which is held against what was measured just before it.
 
 use std::{collections::BTreeMap, thread, time::Instant};
 
-use device::{DType, Machine, MemoryKind, ops::Cast};
+use device::{
+    DType, Machine, MemoryKind,
+    ops::{Accumulate, Cast, Finish, Gemm, Trans},
+};
 use serde_json::Value;
-use trainer::product_peak;
 
 use crate::{Failed, median, ours::Ours, sorted};
+
+/// Rows and columns of the measured products: the tokens of a step.
+const ROWS: usize = 2048;
+
+/// Their depths: those of the model's products, and one that is a power of two.
+const DEPTHS: [usize; 4] = [384, 512, 1152, 1536];
+
+/// Products timed at once.
+const PRODUCTS: usize = 4;
 
 /// Elements of the copied tensor: the widest activation of the model.
 const COPIED: usize = 2048 * 1536;
@@ -40,7 +51,7 @@ struct Limits {
 impl Limits {
     fn measure() -> Result<Limits, Failed> {
         let machine = Machine::cpu(thread::available_parallelism()?.get())?;
-        let flops = product_peak(&machine, 0)?.ok_or("this driver computes nothing")?;
+        let flops = product_rate(&machine)?;
         Ok(Limits { flops, bytes: copy_rate(&machine, 1, COPIED)?, streamed: copy_rate(&machine, 2, STREAMED)? })
     }
 
@@ -52,6 +63,28 @@ impl Limits {
             _ => kind.bytes / self.bytes,
         }
     }
+}
+
+/// Floating-point operations per second of products without an epilogue, at best over depths and transpositions: one
+/// after the other, so that no worker waits for the host.
+fn product_rate(machine: &Machine) -> Result<f64, Failed> {
+    let device = machine.device(0)?;
+    let stream = device.stream("product")?;
+    let alloc = |label, size: [usize; 2]| device.alloc(label, &size, DType::F32, MemoryKind::Other);
+    let mut rate = 0f64;
+    for (depth, trans) in DEPTHS.into_iter().flat_map(|depth| [(depth, Trans::Nt), (depth, Trans::Nn)]) {
+        let right = if trans == Trans::Nt { [ROWS, depth] } else { [depth, ROWS] };
+        let (a, b, c) = (alloc("a", [ROWS, depth])?, alloc("b", right)?, alloc("c", [ROWS, ROWS])?);
+        let finish = Finish::Into(Accumulate::Overwrite);
+        let product = Gemm { a: &a, b: &b, c: &c, trans, finish }.op("product")?;
+        for _ in 0..10 {
+            let begin = Instant::now();
+            (0..PRODUCTS).try_for_each(|_| stream.launch(product.clone()))?;
+            stream.synchronize()?;
+            rate = rate.max((PRODUCTS as u64 * product.flops()) as f64 / begin.elapsed().as_secs_f64());
+        }
+    }
+    Ok(rate)
 }
 
 /// Bytes per second, read and written, of copying `numel` elements again and again, at best.
