@@ -11,6 +11,7 @@ use crate::{
     error::Change,
     inputs::Inputs,
     links::{Gates, Links},
+    ready::Ready,
 };
 
 /// Work that was captured once and is launched as a unit, with all that must hold before.
@@ -25,6 +26,7 @@ struct Inner {
     mode: GateMode,
     /// None: deleted.
     live: Mutex<Option<Live>>,
+    ready: Ready,
 }
 
 /// All that a deleted graph lets go.
@@ -54,18 +56,20 @@ pub(crate) struct Lane {
 
 impl Live {
     /// Follows what has changed about its parameters, or refuses.
-    fn refresh(&mut self, graph: &str) -> Result<(), GraphError> {
-        let exchange = self.links.refresh(graph)?;
+    fn refresh(&mut self, graph: &str, ready: &Ready) -> Result<(), GraphError> {
+        let Some(exchange) = self.links.refresh(graph)? else { return Ok(()) };
         if !exchange.is_empty() {
             self.lanes.iter().try_for_each(|lane| lane.executable.set_events(&exchange))?;
         }
+        ready.follow(self.links.known());
         Ok(())
     }
 }
 
 impl Graph {
     pub(crate) fn new(name: &str, scope: Scope, mode: GateMode, live: Live) -> Graph {
-        Graph(Arc::new(Inner { name: name.to_owned(), scope, mode, live: Mutex::new(Some(live)) }))
+        let ready = Ready::new(live.links.known());
+        Graph(Arc::new(Inner { name: name.to_owned(), scope, mode, live: Mutex::new(Some(live)), ready }))
     }
 
     pub(crate) fn live(&self) -> MutexGuard<'_, Option<Live>> {
@@ -153,7 +157,7 @@ impl Graph {
         let name = &self.0.name;
         let Some(live) = live.as_mut() else { return Err(GraphError::Deleted { graph: name.clone() }) };
         live.inputs.check(name, given)?;
-        live.refresh(name)?;
+        live.refresh(name, &self.0.ready)?;
         let accounts = live.accounts.hold(name)?;
         live.links.issue()?;
         live.links.wait_for_reads(stream)?;
@@ -183,16 +187,20 @@ impl Graph {
     /// # Errors
     /// As [`Graph::replay`], without arguments.
     pub fn make_ready(&self) -> Result<(), GraphError> {
+        if self.0.ready.is_known() {
+            return Ok(());
+        }
         let mut live = self.live();
         let name = &self.0.name;
         let Some(live) = live.as_mut() else { return Err(GraphError::Deleted { graph: name.clone() }) };
-        live.refresh(name)?;
+        live.refresh(name, &self.0.ready)?;
         live.links.issue()
     }
 
     /// Lets go of everything that it holds, at once, whoever else has a handle: their replays are refused. What is
     /// under way ends. Lists who keeps something of it.
     pub(crate) fn delete(&self) -> Vec<Survivor> {
+        self.0.ready.delete();
         let Some(live) = self.live().take() else { return Vec::new() };
         let mut survivors = Vec::new();
         let handles = Arc::strong_count(&self.0) - 1;

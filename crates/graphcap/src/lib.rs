@@ -15,6 +15,7 @@ mod graph; //     check, issue, copy in, launch, apply
 mod warm_up; //   launches that leave nothing behind
 mod inputs; //    what a replay is given
 mod links; //     parameters, publishers and sinks of a graph
+mod ready; //     a look at what is published
 mod audit; //     what is left of deleted graphs
 // Pipelines.
 mod schedule; //  what a stage runs in which order, and what of it is captured

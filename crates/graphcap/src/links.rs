@@ -9,6 +9,7 @@ use pgroups::{Address, After, Epochs, Landed, Param, Pass, PgError, Publish, Qui
 use crate::{
     FirstUse, GateMode, GraphError,
     error::Change,
+    ready::Known,
     recording::{Mention, OutGates, Recording},
 };
 
@@ -139,11 +140,11 @@ impl Links {
         self.links.iter().any(|link| link.param.upgrade().is_some_and(|known| known == *param))
     }
 
-    /// Nothing to be done if nothing has changed; else everything is compared with the capture and looked up anew.
-    /// Returns events that gates have to be exchanged for.
-    pub(crate) fn refresh(&mut self, graph: &str) -> Result<Vec<(Event, Event)>, GraphError> {
+    /// None if nothing has changed; else everything is compared with the capture and looked up anew. Returns events
+    /// that gates have to be exchanged for.
+    pub(crate) fn refresh(&mut self, graph: &str) -> Result<Option<Vec<(Event, Event)>>, GraphError> {
         if !self.links.iter().any(|link| link.watch.has_changed()) {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         let changes = self.changes();
         if !changes.is_empty() {
@@ -166,7 +167,14 @@ impl Links {
             }
         }
         self.look_up_conditions();
-        Ok(exchange)
+        Ok(Some(exchange))
+    }
+
+    /// What says, without a look at the links, that there is nothing to do.
+    pub(crate) fn known(&self) -> Known {
+        let watches = self.links.iter().map(|link| link.watch.clone()).collect();
+        let conditions = self.conditions.iter().filter_map(|bucket| self.buckets[*bucket].condition.as_ref());
+        Known::new(watches, conditions.map(|condition| condition.quiet.clone()).collect())
     }
 
     /// In what the parameters differ from when they were captured.

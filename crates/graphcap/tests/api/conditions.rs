@@ -1,6 +1,6 @@
 //! What must be published before a replay: asked for in order, once, and before anything else happens.
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, atomic::Ordering::SeqCst};
 
 use device::{TraceEvent, WaitOutcome};
 use graphcap::{CaptureScope, GateMode, Given, GraphError};
@@ -226,4 +226,40 @@ fn what_a_graph_reads_can_be_published_ahead_of_its_replay() {
         assert!(!rig.log.take().iter().any(|said| said.starts_with("issue")));
         assert_eq!(rig.result(), [(3.0 + 2.0) * 3.0 + 1.0; NUMEL]);
     }
+}
+
+#[test]
+fn readiness_is_told_by_whoever_publishes_now_and_by_nobody_after_deletion() {
+    let rig = Rig::new(&sim(1), &[1, 1]);
+    let mut set = rig.set(GateMode::InGraph);
+    let graph = rig.reading(&mut set, "g", &[0, 1]);
+    let asked = |bucket: &Bucket| bucket.asked.load(SeqCst);
+    (0..3).for_each(|_| graph.make_ready().unwrap());
+    assert_eq!([asked(&rig.buckets[0]), asked(&rig.buckets[1])], [1, 1], "later looks ask nobody");
+    rig.buckets[1].write(&rig.optimizer, 7.0);
+    (0..3).for_each(|_| graph.make_ready().unwrap());
+    assert_eq!([asked(&rig.buckets[0]), asked(&rig.buckets[1])], [1, 2]);
+    // Another owner, twice: its flag counts, not the one that the graph was captured with.
+    for round in 0..2 {
+        rig.device.synchronize().unwrap();
+        let next = Arc::new(bucket(&rig.device, "next", rig.buckets[0].memory.clone(), &rig.log));
+        rig.params[0].attach(Some(next.clone()), rig.params[0].landed_sink());
+        next.write(&rig.optimizer, 9.0 + round as f32);
+        (0..3).for_each(|_| graph.make_ready().unwrap());
+        assert_eq!((asked(&next), asked(&rig.buckets[0])), (1, 1), "round {round}");
+        rig.log.take();
+        graph.replay(&rig.compute, &[]).unwrap();
+        assert!(!rig.log.take().iter().any(|said| said.starts_with("issue")));
+        next.write(&rig.optimizer, 5.0);
+        graph.make_ready().unwrap();
+        assert_eq!(asked(&next), 2, "round {round}");
+    }
+    // A publisher without a flag is asked every time.
+    rig.buckets[1].always_asked.store(true, SeqCst);
+    rig.params[1].attach(Some(rig.buckets[1].clone()), rig.params[1].landed_sink());
+    let before = asked(&rig.buckets[1]);
+    (0..3).for_each(|_| graph.make_ready().unwrap());
+    assert_eq!(asked(&rig.buckets[1]), before + 3);
+    set.delete();
+    assert!(matches!(graph.make_ready(), Err(GraphError::Deleted { .. })));
 }
