@@ -1,0 +1,1 @@
+//! Layers of which each rank of a tensor group computes a part.
