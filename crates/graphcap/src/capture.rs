@@ -174,7 +174,17 @@ impl GraphSet {
             let ended = device.event(&format!("graphcap.ended.{}.{lane}", captured.name()));
             lanes.push(Lane { executable, out, free, ended });
         }
-        Ok(Live { captured, lanes, next: 0, replays: 0, links, inputs, hand_overs, accounts, gates: self.gates.clone() })
+        Ok(Live {
+            captured,
+            lanes,
+            next: 0,
+            replays: 0,
+            links,
+            inputs,
+            hand_overs,
+            accounts,
+            gates: self.gates.clone(),
+        })
     }
 
     /// The graphs, in the order of capture.

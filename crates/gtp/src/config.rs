@@ -74,10 +74,7 @@ impl Default for GtpConfig {
     /// The weight-shard axis of both classes, one use ahead; means; collective sums; one gradient behind.
     fn default() -> GtpConfig {
         GtpConfig {
-            axes: vec![
-                ShardAxis::new(ParamClass::Dense, Axis::GTP),
-                ShardAxis::new(ParamClass::Expert, Axis::GTP),
-            ],
+            axes: vec![ShardAxis::new(ParamClass::Dense, Axis::GTP), ShardAxis::new(ParamClass::Expert, Axis::GTP)],
             scaling: GradScaling::Mean,
             sum: GradSum::Collective,
             grads_behind: NonZeroUsize::MIN,

@@ -1,5 +1,6 @@
 //! What can go wrong, one variant per cause.
 
+use device::DType;
 use pgroups::{PgError, PlanError};
 use thiserror::Error;
 
@@ -57,6 +58,14 @@ pub enum GtpError {
         /// Its placement.
         want: Vec<usize>,
     },
+    /// A gradient that is not summed in f32.
+    #[error("weight '{param}' has a gradient buffer of {dtype}: gradients of sharded weights are summed in f32")]
+    GradType {
+        /// The weight.
+        param: String,
+        /// Its gradient's element type.
+        dtype: DType,
+    },
     /// A plan that was made for other weights.
     #[error(
         "the plan knows weight {at} as {planned}, it is {have}: make the plan with the same model, layout and settings"
@@ -70,9 +79,7 @@ pub enum GtpError {
         have: String,
     },
     /// A capture of a kind of pass that has no plan yet.
-    #[error(
-        "pass '{kind}' cannot be captured before it is planned: run one as it is submitted, or build with a plan"
-    )]
+    #[error("pass '{kind}' cannot be captured before it is planned: run one as it is submitted, or build with a plan")]
     NotPlanned {
         /// The kind of pass.
         kind: PassKind,
@@ -89,18 +96,6 @@ pub enum GtpError {
         found: String,
         /// What was planned.
         planned: String,
-    },
-    /// A pass that begins, or a graph that is captured, while another pass is under way.
-    #[error("pass '{kind}' begins while pass '{open}' is under way after {done} of its {steps} steps: finish it first")]
-    PassOpen {
-        /// The pass that begins.
-        kind: PassKind,
-        /// The pass under way.
-        open: PassKind,
-        /// Steps behind it.
-        done: usize,
-        /// Its steps.
-        steps: usize,
     },
     /// A pass that is gone on with and was not begun.
     #[error("no pass is under way: begin one with `Gtp::pass`")]

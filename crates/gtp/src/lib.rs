@@ -9,12 +9,25 @@ mod config; //   which axes gather, and how far ahead
 mod schedule; // what a pass uses, in order
 mod slots; //    where buffers with known lifetimes lie
 mod plan; //     when each use is gathered, and where to
+// One rank.
+mod gtp; //       the handle
+mod pass; //      weights as a pass sees them
+mod core; //      what it is made of
+mod weight; //    a weight, and where it travels
+mod attached; //  a plan with memory and events
+mod run; //       a pass under way
+mod gather; //    weights come and go
+mod reduce; //    gradients become sums of shards
+mod hand_over; // what graphs find and leave
 mod error;
 pub mod why; //  every synchronisation, by name
 
 pub use self::{
     config::{GradScaling, GradSum, GtpConfig, ShardAxis},
+    core::Counters,
     error::GtpError,
+    gtp::Gtp,
+    pass::Sharded,
     plan::{GtpPlan, PassPlan, PlannedGather, PlannedGrad, Slot, WeightPlan},
     schedule::{GatherIndex, Grad, GradIndex, PassKind, Schedule, Step, Use, UseIndex, WeightIndex},
     slots::{Lifetime, SlotPlan},

@@ -196,7 +196,12 @@ impl PassPlan {
             let gather = &self.gathers[self.served[i].0];
             let Slot { dtype, offset, numel } = gather.slot;
             let (offset, bytes) = (offset * dtype.size_bytes(), numel * dtype.size_bytes());
-            write!(f, "\n  {i:>4} {:<9} {:<32} {bytes:>10} bytes at {offset:>10}, ", taken.pass.name(), name(UseIndex(i)))?;
+            write!(
+                f,
+                "\n  {i:>4} {:<9} {:<32} {bytes:>10} bytes at {offset:>10}, ",
+                taken.pass.name(),
+                name(UseIndex(i))
+            )?;
             match (gather.uses[0].0, gather.issued_at.0) {
                 (first, _) if first != i => write!(f, "stays from {first}")?,
                 (_, at) if at == i => write!(f, "gathered in the open")?,
@@ -416,7 +421,8 @@ mod tests {
 
     /// Forward through a chain, then backward: input gradient, weight gradient.
     fn chain(count: usize) -> Schedule {
-        let forward = (0..count).flat_map(|w| [Step::Take(WeightIndex(w), Pass::Forward), Step::GiveBack(WeightIndex(w))]);
+        let forward =
+            (0..count).flat_map(|w| [Step::Take(WeightIndex(w), Pass::Forward), Step::GiveBack(WeightIndex(w))]);
         let backward = (0..count).rev().flat_map(|w| {
             let w = WeightIndex(w);
             [Step::Take(w, Pass::Backward), Step::GiveBack(w), Step::Grad(w), Step::GradDone(w)]

@@ -27,7 +27,7 @@ pub struct SlotPlan {
 }
 
 /// Buffers start at multiples of this many elements: 256 bytes of f32, 128 of bf16.
-pub const ALIGN: usize = 64;
+pub(crate) const ALIGN: usize = 64;
 
 impl SlotPlan {
     /// Gives every buffer a place such that no two that live at the same place share an element.
@@ -46,12 +46,6 @@ impl SlotPlan {
     pub fn peak_live(buffers: &[Lifetime]) -> usize {
         let at = |place: usize| buffers.iter().filter(move |b| b.from <= place && place <= b.to);
         buffers.iter().map(|b| at(b.from).map(|b| padded(b.numel)).sum()).max().unwrap_or(0)
-    }
-
-    /// The two buffers share an element.
-    pub(crate) fn overlap(&self, buffers: &[Lifetime], a: usize, b: usize) -> bool {
-        let end = |i: usize| self.offsets[i] + buffers[i].numel;
-        self.offsets[a] < end(b) && self.offsets[b] < end(a)
     }
 }
 
@@ -125,10 +119,15 @@ mod tests {
         prop::collection::vec(buffer, 0..most)
     }
 
+    fn overlap(plan: &SlotPlan, buffers: &[Lifetime], a: usize, b: usize) -> bool {
+        let end = |i: usize| plan.offsets[i] + buffers[i].numel;
+        plan.offsets[a] < end(b) && plan.offsets[b] < end(a)
+    }
+
     fn is_sound(plan: &SlotPlan, buffers: &[Lifetime]) -> bool {
         (0..buffers.len()).all(|a| {
             plan.offsets[a] + buffers[a].numel <= plan.numel
-                && (0..a).all(|b| !buffers[a].meets(&buffers[b]) || !plan.overlap(buffers, a, b))
+                && (0..a).all(|b| !buffers[a].meets(&buffers[b]) || !overlap(plan, buffers, a, b))
         })
     }
 
