@@ -238,6 +238,12 @@ pub enum NoEffect {
     /// A schedule of gathers that do not overlap.
     #[error("only gathers beside forward have a schedule, and there are none")]
     NothingDispatched,
+    /// Settings of shards where there are none.
+    #[error("weights are gathered only where they are sharded, with layout.gtp above 1")]
+    NoShards,
+    /// Tokens that nobody shares.
+    #[error("tokens are split over a tensor group, with layout.tp above 1")]
+    NoTensorGroup,
     /// Gates where no graph has any.
     #[error("only graphs of a layer, a chunk or a microbatch wait at gates")]
     NoGates,
@@ -248,7 +254,7 @@ pub enum NoEffect {
 #[non_exhaustive]
 pub enum NotYet {
     /// A parallel axis.
-    #[error("this run spreads over dp only; the other axes can be planned with `trainer groups`")]
+    #[error("this run spreads over tp, gtp and dp; the other axes can be planned with `trainer groups`")]
     Axis,
     /// Reduced precision.
     #[error("the run computes in f32 throughout")]
