@@ -67,7 +67,7 @@ pub use self::{
     placement::{Cut, Fragment, Fragments, ParamSpec, Pin, Placement, padded_cut},
     plan::{Fingerprint, GroupsPlan, Needs, PlanDump, Planned, PlannedKey, WhyEmpty},
     plan_error::PlanError,
-    publish::{After, Epochs, HostState, Landed, Publish, Quiet, Recorder},
+    publish::{After, Epochs, HandOver, HostState, Landed, Publish, Quiet, Recorder},
     rank::{GlobalRank, GroupRank},
     registry::Registry,
     report::{GroupsReport, groups_report},

@@ -211,6 +211,10 @@ impl Recorder for Notes {
     fn landed(&mut self, _: &Param, _: &Stream) -> Result<(), PgError> {
         Ok(())
     }
+
+    fn hand_over(&mut self, _: std::sync::Arc<dyn pgroups::HandOver>) -> Result<(), PgError> {
+        unreachable!("whole weights hand nothing over")
+    }
 }
 
 /// Weights that recomputing layer `layer` takes: all but those of the output, which nobody needs again.
