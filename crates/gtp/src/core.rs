@@ -6,7 +6,7 @@ use std::{
 };
 
 use device::{Device, Event, MemoryKind, Stream, View};
-use pgroups::{ParamId, Turn};
+use pgroups::{ParamId, TensorParallel, Turn};
 
 use crate::{
     GtpConfig, GtpError, WeightIndex,
@@ -43,6 +43,7 @@ pub(crate) struct Core {
     pub(crate) by_param: HashMap<ParamId, WeightIndex>,
     /// By axis; none for an axis that cuts nothing.
     pub(crate) lanes: Vec<Option<Lane>>,
+    pub(crate) tensor: Option<TensorParallel>,
     /// The first point of a pass that others join.
     fork: Event,
     pub(crate) state: Mutex<State>,
@@ -122,7 +123,8 @@ impl Core {
         }
         state.plan = plan;
         let fork = device.event("gtp.fork");
-        Ok(Core { device: device.clone(), config, weights, by_param, lanes, fork, state: Mutex::new(state) })
+        let (device, state) = (device.clone(), Mutex::new(state));
+        Ok(Core { device, config, weights, by_param, lanes, tensor: None, fork, state })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -139,6 +141,9 @@ impl Core {
 
     /// A pass begins.
     pub(crate) fn begin(&self, kind: PassKind, recorded: bool) -> Result<(), GtpError> {
+        if self.weights.is_empty() {
+            return Ok(());
+        }
         let mut state = self.lock();
         self.settle(&mut state)?;
         let mode = match state.attached.get(&kind) {

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use pgroups::{HostState, Layout, Param, ParamSpec, ProcessGroups, Rank, Turn};
+use pgroups::{HostState, Layout, Param, ParamSpec, ProcessGroups, Rank, TensorParallel, Turn};
 
 use crate::{
     GtpConfig, GtpError, Sharded,
@@ -72,6 +72,13 @@ impl Gtp {
         };
         let lanes = (0..config.axes.len()).map(lane).collect::<Result<Vec<_>, _>>()?;
         Ok(Gtp { core: Arc::new(Core::new(&rank.device, config, weights, lanes, plan)?) })
+    }
+
+    /// The weights are, besides, this rank's parts of a tensor group's: whoever takes them learns of the group.
+    #[must_use]
+    pub fn over(self, tensor: TensorParallel) -> Gtp {
+        let core = Arc::into_inner(self.core).expect("BUG: no pass, account or graph of a model that is being built");
+        Gtp { core: Arc::new(Core { tensor: Some(tensor), ..core }) }
     }
 
     /// Begins a pass. A pass before it that ended early, or had no plan, is planned anew from what it did.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use device::{Stream, View};
-use pgroups::{GradOut, Keep, Param, Pass, PgError, Turn, Weights};
+use pgroups::{GradOut, Keep, Param, Pass, PgError, TensorParallel, Turn, Weights};
 
 use crate::{GtpError, core::Core};
 
@@ -77,5 +77,9 @@ impl Weights for Sharded<'_> {
 
     fn enter(&mut self, pass: Pass) -> Pass {
         self.turn.enter(pass)
+    }
+
+    fn tensor(&self) -> Option<&TensorParallel> {
+        self.core.tensor.as_ref()
     }
 }
