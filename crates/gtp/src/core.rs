@@ -45,7 +45,7 @@ pub(crate) struct Core {
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) tensor: Option<TensorParallel>,
     /// The first point of a pass that others join.
-    fork: Event,
+    pub(crate) fork: Event,
     pub(crate) state: Mutex<State>,
 }
 
@@ -108,7 +108,7 @@ impl Core {
         let by_param = weights.iter().enumerate().map(|(i, w)| (w.param.id(), WeightIndex(i))).collect();
         let mut state = State {
             captured: true,
-            plan: GtpPlan { weights: known, ..GtpPlan::default() },
+            plan: GtpPlan::default(),
             attached: BTreeMap::new(),
             arenas: Arenas::default(),
             spare: BTreeMap::new(),
@@ -121,7 +121,8 @@ impl Core {
             let attached = Attached::new(device, pass, &weights, &state.arenas)?;
             state.attached.insert(pass.kind(), Arc::new(attached));
         }
-        state.plan = plan;
+        let arrivals = lanes.iter().flatten().map(|lane| lane.arrivals.numel()).sum();
+        state.plan = GtpPlan { arrivals, ..plan };
         let fork = device.event("gtp.fork");
         let (device, state) = (device.clone(), Mutex::new(state));
         Ok(Core { device, config, weights, by_param, lanes, tensor: None, fork, state })

@@ -19,6 +19,8 @@ pub struct WeightPlan {
     pub axis: usize,
     /// Elements when gathered, padding included.
     pub numel: usize,
+    /// Shards that it is cut into.
+    pub shards: usize,
     /// Element type of its values.
     pub value: DType,
     /// Element type of its gradients.
@@ -318,6 +320,8 @@ fn outside(range: &Range<usize>, held: &Range<usize>) -> impl Iterator<Item = Ra
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct GtpPlan {
     pub(crate) weights: Vec<WeightPlan>,
+    /// f32: where reductions arrive.
+    pub(crate) arrivals: usize,
     pub(crate) passes: BTreeMap<PassKind, Arc<PassPlan>>,
 }
 
@@ -339,10 +343,12 @@ impl GtpPlan {
         self.passes.values()
     }
 
-    /// Bytes of all slots of a rank.
+    /// Bytes of a rank: all slots, and where reductions arrive.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.arenas().iter().map(|arena| arena.numel * arena.dtype.size_bytes()).sum()
+        let arenas = self.arenas();
+        let slots: usize = arenas.iter().map(|arena| arena.numel * arena.dtype.size_bytes()).sum();
+        slots + self.arrivals * DType::F32.size_bytes()
     }
 
     /// Elements by element type, of gathered weights and of weight gradients.
@@ -413,6 +419,7 @@ mod tests {
             name: format!("w{i}"),
             axis: 0,
             numel: *numel,
+            shards: 2,
             value: DType::F32,
             grad: DType::F32,
         };

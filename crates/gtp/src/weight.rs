@@ -79,6 +79,7 @@ impl Weight {
             name: self.param.name().to_owned(),
             axis: self.lane,
             numel: self.numel(),
+            shards: self.numel() / self.param.numel(),
             value: self.param.dtype(),
             grad: self.param.main_grad().dtype(),
         }
