@@ -72,7 +72,7 @@ fn drive(rig: &Rig, blocks: &[Box<dyn Block>], order: &[usize]) -> Results {
     }
     let token_scale = Factor::Const(1.0 / 14.0);
     let m = Microbatch { tokens: &tokens, targets: &targets, loss: &rig.loss, token_scale, slot: 5 };
-    rig.gpt.loss(&mut f, &m, &x).unwrap();
+    rig.gpt.loss(&mut f, &w, &m, &x).unwrap();
     w.settled();
     let mut w = rig.weights(Layout::Main, Pass::Backward);
     let mut dy = Some(x);

@@ -146,7 +146,7 @@ impl Graphs {
                     if at == last {
                         scope.input(TARGETS, &slot.targets)?;
                         scope.input(SCALE, &slot.scale)?;
-                        model.loss(frame, &slot.microbatch(), &y)?;
+                        model.loss(frame, &Whole::new(scope.turn(Pass::Forward)), &slot.microbatch(), &y)?;
                         slot.scale_loss(&stream)?;
                     }
                     Ok(y)
