@@ -351,6 +351,19 @@ impl GtpPlan {
         slots + self.arrivals * DType::F32.size_bytes()
     }
 
+    /// A line: weights, bytes of their slots, gathers of each kind of pass and how many nothing hides.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mib = self.bytes() as f64 / f64::from(1 << 20);
+        let pass = |pass: &Arc<PassPlan>| {
+            let open = pass.gathers.iter().filter(|gather| gather.issued_at == gather.uses[0]).count();
+            format!("{} {} ({open} in the open)", pass.kind, pass.gathers.len())
+        };
+        let passes: Vec<String> = self.passes.values().map(pass).collect();
+        let weights = self.weights.len();
+        format!("{weights} sharded weights, slots of {mib:.2} MiB; gathers of a pass: {}", passes.join(", "))
+    }
+
     /// Elements by element type, of gathered weights and of weight gradients.
     pub(crate) fn arenas(&self) -> Vec<ArenaSize> {
         let mut sizes: Vec<ArenaSize> = Vec::new();

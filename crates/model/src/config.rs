@@ -199,7 +199,10 @@ impl fmt::Display for ConfigViolation {
             }
             ConfigRule::SplitsTokens { seq_len, tp } => {
                 let tokens = value * seq_len;
-                write!(f, "its {tokens} tokens ({value} x seq_len {seq_len}) must divide over tp, {tp}, under a sequence ")?;
+                write!(
+                    f,
+                    "its {tokens} tokens ({value} x seq_len {seq_len}) must divide over tp, {tp}, under a sequence "
+                )?;
                 let nearest = nearest_split(*value, seq_len, tp as usize);
                 write!(f, "split; the nearest that does is {nearest}")
             }

@@ -48,11 +48,8 @@ impl TensorCut {
 
 impl Sharding {
     /// Nothing is cut.
-    pub(crate) const WHOLE: Sharding = Sharding {
-        tp: 1,
-        gtp: 1,
-        config: ShardConfig { alignment: 1, sequence: Sequence::Whole, micro_batch: 1 },
-    };
+    pub(crate) const WHOLE: Sharding =
+        Sharding { tp: 1, gtp: 1, config: ShardConfig { alignment: 1, sequence: Sequence::Whole, micro_batch: 1 } };
 
     /// On a layout that cuts nothing, what cannot matter does not differ.
     pub(crate) fn of(layout: &Layout, config: ShardConfig) -> Sharding {

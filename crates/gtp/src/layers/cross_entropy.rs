@@ -49,16 +49,7 @@ pub fn cross_entropy(f: &mut Frame, w: &dyn Weights, site: &Site, l: &Losses<'_>
     group.all_reduce_into(&on, &own_max, &max, Reduce::Max)?;
     on.launch(VocabRescale { local: &own_max, global: &max, sum: &sum }.op(site)?)?;
     group.all_reduce(&on, &both, Reduce::Sum)?;
-    let finish = VocabFinish {
-        logits,
-        targets,
-        vocab,
-        max: &max,
-        sum: &sum,
-        target: &target,
-        losses,
-        dlogits: logits,
-        scale,
-    };
+    let finish =
+        VocabFinish { logits, targets, vocab, max: &max, sum: &sum, target: &target, losses, dlogits: logits, scale };
     Ok(on.launch(finish.op(site)?)?)
 }

@@ -59,13 +59,7 @@ impl Norm {
     ///
     /// # Errors
     /// Of the device, the frame and the weights.
-    pub fn forward(
-        &self,
-        f: &mut Frame,
-        w: &mut dyn Weights,
-        x: &View,
-        r: Option<&View>,
-    ) -> Result<View, LayerError> {
+    pub fn forward(&self, f: &mut Frame, w: &mut dyn Weights, x: &View, r: Option<&View>) -> Result<View, LayerError> {
         let tags = &self.tags;
         let sum = match r {
             Some(_) => f.save(tags.x, x.shape(), DType::F32)?,
@@ -88,8 +82,16 @@ impl Norm {
             Some(bias) => {
                 let mean = f.save(tags.mean, &rows, DType::F32)?;
                 let b = w.take(bias, &on)?;
-                let norm =
-                    LayerNorm { x, residual, weight: &weight, bias: &b, y: &y, mean: &mean, rstd: &rstd, eps: self.eps };
+                let norm = LayerNorm {
+                    x,
+                    residual,
+                    weight: &weight,
+                    bias: &b,
+                    y: &y,
+                    mean: &mean,
+                    rstd: &rstd,
+                    eps: self.eps,
+                };
                 on.launch(norm.op(&self.site)?)?;
                 w.give_back(bias, &on)?;
             }

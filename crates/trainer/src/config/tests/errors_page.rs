@@ -127,6 +127,8 @@ kinds! {
     Rule::NoEffect { because: NoEffect::NothingGathered } => "NoEffect::NothingGathered",
     Rule::NoEffect { because: NoEffect::NothingDispatched } => "NoEffect::NothingDispatched",
     Rule::NoEffect { because: NoEffect::NoGates } => "NoEffect::NoGates",
+    Rule::NoEffect { because: NoEffect::NoShards } => "NoEffect::NoShards",
+    Rule::NoEffect { because: NoEffect::NoTensorGroup } => "NoEffect::NoTensorGroup",
     Rule::NotYet { what: NotYet::Axis } => "NotYet::Axis",
     Rule::NotYet { what: NotYet::Bf16 } => "NotYet::Bf16",
 }
