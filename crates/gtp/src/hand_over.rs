@@ -59,9 +59,11 @@ impl Core {
             self.settle(&mut state)?;
         }
         match &state.last {
-            Last::Graph(graph) => stream.wait(&graph.launched, why::GRAPH_AFTER_GRAPH)?,
+            Last::Graph(Some(drained)) => stream.wait(drained, why::GRAPH_AFTER_GRAPH)?,
+            Last::Graph(None) => state.behind_graphs(stream, why::GRAPH_AFTER_GRAPH)?,
             Last::Marked | Last::Eager(..) | Last::Loose(_) => self.join(&state, stream)?,
         }
+        self.open_gates(&mut state, stream)?;
         for gather in &part.needs {
             let weight = part.attached.plan.gathers()[gather.0].uses[0];
             let weight = &self.weights[part.attached.plan.schedule().uses()[weight.0].weight.0];
@@ -83,7 +85,13 @@ impl Core {
     /// Behind a launch: where the pass is now, and what is gathered.
     fn apply(&self, part: &Part, stream: &Stream) -> Result<(), GtpError> {
         let mut state = self.lock();
-        stream.record(&part.attached.launched)?;
+        let known = state.launched.iter().position(|(on, _)| *on == stream.index());
+        let known = known.unwrap_or_else(|| {
+            let event = self.device.event(&format!("gtp.launched.{}", stream.name()));
+            state.launched.push((stream.index(), event));
+            state.launched.len() - 1
+        });
+        stream.record(&state.launched[known].1)?;
         let plan = &part.attached.plan;
         let before = state.run.take().map(|run| run.flights).unwrap_or_default();
         let flight = |gather: &GatherIndex| {
@@ -95,7 +103,7 @@ impl Core {
         if part.to.step < plan.schedule().steps().len() {
             state.run = Some(Run::by_graphs(part.kind, part.attached.clone(), part.to, flights));
         }
-        state.last = Last::Graph(part.attached.clone());
+        state.last = Last::Graph(part.drained.clone());
         Ok(())
     }
 }
@@ -129,10 +137,8 @@ impl HostState for Core {
 
     fn join(&self, stream: &Stream) -> Result<(), PgError> {
         let state = self.lock();
-        if let Last::Graph(graph) = &state.last {
-            stream.wait(&graph.launched, why::GRAPH_AFTER_GRAPH)?;
-        }
-        Core::join(self, &state, stream).map_err(|error| refused(PassKind("step"), error))
+        let behind = state.behind_graphs(stream, why::GRAPH_AFTER_GRAPH);
+        behind.and_then(|()| Core::join(self, &state, stream)).map_err(|error| refused(PassKind("step"), error))
     }
 
     fn mark(&self, stream: &Stream) -> Result<(), PgError> {
