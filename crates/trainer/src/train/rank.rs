@@ -139,7 +139,7 @@ impl RankRun {
             let RankRun { model, parallel, gtp, frame, scale, clock, inputs, graphs, .. } = self;
             let given = inputs.microbatch(scale, at)?;
             parallel.microbatch(stream, place, || match graphs {
-                Some(graphs) => graphs.replay_microbatch(stream, &given, clock),
+                Some(graphs) => graphs.replay_microbatch(stream, gtp, &given, clock),
                 None => submit_microbatch(model, gtp, frame, &given, at, Some(clock)),
             })?;
         }
@@ -172,7 +172,7 @@ impl RankRun {
         self.gtp.plan()?;
         let accounts = if scope == Scope::Step { self.accounts() } else { Vec::new() };
         let set = GraphConfig { gates: config.graph.gate_mode(), accounts, ..GraphConfig::new(scope) };
-        let mut graphs = Graphs::new(&stream, set)?;
+        let mut graphs = Graphs::new(&stream, set, sharded::in_turn(config))?;
         if scope == Scope::Step {
             graphs.capture_step(&stream, || self.submit_step(&stream))?;
         } else {
