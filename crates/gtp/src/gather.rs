@@ -60,7 +60,7 @@ impl Core {
         if let Next::Left = run.advance(Step::GiveBack(weight), self)? {
             self.left(&mut state);
         }
-        self.over(&mut state, stream);
+        self.over(&mut state);
         Ok(())
     }
 
@@ -184,13 +184,12 @@ impl Core {
         state.counters.deviations += 1;
     }
 
-    /// Closes a pass that has done all that its plan has, and runs as it is submitted.
-    pub(crate) fn over(&self, state: &mut State, stream: &Stream) {
+    /// A pass that runs as it is submitted has done all that its plan has. It may still go on, and leave it then.
+    pub(crate) fn over(&self, state: &mut State) {
         let over = |run: &&mut Run| !run.recorded && run.is_over() && run.uses.is_empty() && run.grads.is_empty();
         if let Some(run) = state.run.as_mut().filter(over) {
             let attached: Arc<Attached> = run.mode.attached().expect("BUG: only plans are over").clone();
-            state.last = crate::core::Last::Eager(attached, stream.clone());
-            state.run = None;
+            state.last = crate::core::Last::Eager(attached, run.streams.clone());
         }
     }
 

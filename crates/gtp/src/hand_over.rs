@@ -58,9 +58,13 @@ impl Core {
         if part.from == Place::default() || !self.is_of(&state, &part.attached) {
             self.settle(&mut state)?;
         }
-        match &state.last {
-            Last::Graph(graph) => stream.wait(&graph.launched, why::GRAPH_AFTER_GRAPH)?,
-            Last::Marked | Last::Eager(..) | Last::Loose(_) => self.join(&state, stream)?,
+        let submitted = state.run.as_ref().is_some_and(Run::is_submitted);
+        if let Last::Graph(graph) = &state.last {
+            stream.wait(&graph.launched, why::GRAPH_AFTER_GRAPH)?;
+        }
+        // The part of the pass in front of this graph was submitted, or the whole pass before.
+        if submitted || !matches!(state.last, Last::Graph(_)) {
+            self.join(&state, stream)?;
         }
         for gather in &part.needs {
             let weight = part.attached.plan.gathers()[gather.0].uses[0];

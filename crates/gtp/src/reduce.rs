@@ -71,7 +71,7 @@ impl Core {
         stream.record(&open.written)?;
         self.reduce(weight, &open, turn)?;
         state.counters.reduced += 1;
-        self.over(&mut state, stream);
+        self.over(&mut state);
         Ok(())
     }
 

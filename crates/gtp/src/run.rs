@@ -83,7 +83,8 @@ pub(crate) struct Run {
     pub(crate) by_graphs: bool,
     /// Its slots may be used by the stream that computes and by the lanes.
     pub(crate) entered: bool,
-    pub(crate) compute: Option<Stream>,
+    /// Whoever uses its slots, in the order of first uses.
+    pub(crate) streams: Vec<Stream>,
     /// What it has done, where its plan does not tell.
     executed: Schedule,
     pub(crate) uses: Vec<OpenUse>,
@@ -121,7 +122,7 @@ impl Run {
             recorded,
             by_graphs: false,
             entered: false,
-            compute: None,
+            streams: Vec::new(),
             executed: Schedule::default(),
             uses: Vec::new(),
             grads: Vec::new(),
@@ -192,6 +193,11 @@ impl Run {
             Mode::Planned { attached, .. } => attached.plan.schedule().steps().len(),
             Mode::OnDemand => self.executed.steps().len(),
         }
+    }
+
+    /// Part of it was submitted, to be run.
+    pub(crate) fn is_submitted(&self) -> bool {
+        self.entered && !self.recorded
     }
 
     /// It has done everything that its plan has.
