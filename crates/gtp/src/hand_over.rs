@@ -90,12 +90,13 @@ impl Core {
         stream.record(&part.attached.launched)?;
         let plan = &part.attached.plan;
         let before = state.run.take().map(|run| run.flights).unwrap_or_default();
-        let flight = |gather: &GatherIndex| {
+        let own = |gather: &GatherIndex| {
             let weight = plan.schedule().uses()[plan.gathers()[gather.0].uses[0].0].weight;
             let now = self.written(&self.weights[weight.0]);
             (*gather, before.get(gather).filter(|_| part.needs.contains(gather)).copied().unwrap_or(now))
         };
-        let flights: BTreeMap<GatherIndex, u64> = part.leaves.iter().map(flight).collect();
+        let passed_on = part.passes_on.iter().filter_map(|gather| Some((*gather, *before.get(gather)?)));
+        let flights: BTreeMap<GatherIndex, u64> = part.leaves.iter().map(own).chain(passed_on).collect();
         if part.to.step < plan.schedule().steps().len() {
             state.run = Some(Run::by_graphs(part.kind, part.attached.clone(), part.to, flights));
         }

@@ -110,8 +110,10 @@ pub(crate) struct Part {
     pub(crate) to: Place,
     /// Gathers that it uses and does not issue.
     pub(crate) needs: Vec<GatherIndex>,
-    /// Gathers that are there behind it and still to be used.
+    /// Gathers that it issues or uses, and that are still to be used behind it.
     pub(crate) leaves: Vec<GatherIndex>,
+    /// Gathers that it neither issues nor uses: there behind it if they were there before.
+    pub(crate) passes_on: Vec<GatherIndex>,
 }
 
 impl Run {
@@ -232,8 +234,9 @@ impl Run {
         needs.sort_unstable();
         needs.dedup();
         let still = |gather: &GatherIndex| plan.gathers()[gather.0].uses.iter().any(|u| u.0 >= at.used);
-        let leaves = self.flights.keys().copied().filter(still).collect();
-        Some(Part { kind: self.kind, attached: attached.clone(), from, to: *at, needs, leaves })
+        let only_found = |gather: &GatherIndex| found.contains(gather) && !needs.contains(gather);
+        let (passes_on, leaves) = self.flights.keys().copied().filter(still).partition(only_found);
+        Some(Part { kind: self.kind, attached: attached.clone(), from, to: *at, needs, leaves, passes_on })
     }
 }
 
