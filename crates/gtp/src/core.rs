@@ -195,8 +195,13 @@ impl Core {
     }
 
     /// Makes the slots of the pass that begins usable by `compute` and by the lanes, unless they are.
-    pub(crate) fn enter(&self, state: &mut State, compute: &Stream) -> Result<(), GtpError> {
+    pub(crate) fn enter(&self, state: &mut State, turn: &Turn<'_>, compute: &Stream) -> Result<(), GtpError> {
         let Some(run) = &mut state.run else { return Err(GtpError::NoPass) };
+        if run.recorded != turn.is_recorded() {
+            let tell = |recorded: bool| if recorded { "captured" } else { "submitted" };
+            let (kind, under_way, next) = (run.kind, tell(run.recorded), tell(turn.is_recorded()));
+            return Err(GtpError::HalfCaptured { kind, under_way, next });
+        }
         if run.streams.iter().all(|known| known.index() != compute.index()) {
             run.streams.push(compute.clone());
         }

@@ -26,7 +26,7 @@ impl Core {
     /// A use of a weight begins on `stream`.
     pub(crate) fn take(&self, weight: WeightIndex, turn: &mut Turn<'_>, stream: &Stream) -> Result<View, GtpError> {
         let mut state = self.lock();
-        self.enter(&mut state, stream)?;
+        self.enter(&mut state, turn, stream)?;
         let step = Step::Take(weight, turn.pass());
         let next = open_run(&mut state)?.advance(step, self)?;
         let (view, used) = match next {

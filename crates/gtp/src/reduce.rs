@@ -17,9 +17,9 @@ use crate::{
 
 impl Core {
     /// Memory for the gradient of one use of a weight, writable by what is submitted to `stream` from now on.
-    pub(crate) fn grad(&self, weight: WeightIndex, stream: &Stream) -> Result<View, GtpError> {
+    pub(crate) fn grad(&self, weight: WeightIndex, turn: &Turn<'_>, stream: &Stream) -> Result<View, GtpError> {
         let mut state = self.lock();
-        self.enter(&mut state, stream)?;
+        self.enter(&mut state, turn, stream)?;
         let next = open_run(&mut state)?.advance(Step::Grad(weight), self)?;
         let open = match next {
             Next::Grad(attached, grad) => {
