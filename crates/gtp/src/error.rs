@@ -123,6 +123,12 @@ pub enum GtpError {
         /// The weight.
         param: String,
     },
+    /// A gradient that is asked for while the last one of the weight is still being written.
+    #[error("'{param}' has a gradient that is not done: say that it is before the next one is asked for")]
+    GradOpen {
+        /// The weight.
+        param: String,
+    },
     /// A weight that is given back, or whose gradient is done, without having been asked for.
     #[error("'{param}' {what} without having been asked for")]
     NotOpen {

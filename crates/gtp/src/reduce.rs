@@ -20,7 +20,11 @@ impl Core {
     pub(crate) fn grad(&self, weight: WeightIndex, turn: &Turn<'_>, stream: &Stream) -> Result<View, GtpError> {
         let mut state = self.lock();
         self.enter(&mut state, turn, stream)?;
-        let next = open_run(&mut state)?.advance(Step::Grad(weight), self)?;
+        let run = open_run(&mut state)?;
+        if run.grads.iter().any(|open| open.weight == weight) {
+            return Err(GtpError::GradOpen { param: self.weights[weight.0].param.name().to_owned() });
+        }
+        let next = run.advance(Step::Grad(weight), self)?;
         let open = match next {
             Next::Grad(attached, grad) => {
                 for before in &attached.plan.grads()[grad.0].after {

@@ -57,10 +57,13 @@ pub(crate) enum Next {
 }
 
 /// A use that has begun.
+#[derive(Clone)]
 pub(crate) struct OpenUse {
     pub(crate) weight: WeightIndex,
     /// The weight, as its user sees it.
     pub(crate) view: View,
+    /// Behind the gather.
+    pub(crate) gathered: Event,
     /// To be recorded behind the use.
     pub(crate) used: Event,
 }

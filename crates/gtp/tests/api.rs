@@ -5,6 +5,7 @@ mod api {
     mod chains; // sharded chains compute what whole ones do
     mod deviation; // passes that do something else than planned
     mod mixed; //  submitted and replayed parts of passes
+    mod moves; //  moves that a weight cannot make, and branches
     mod prefetch; // what is gathered when, and where to
     mod rig; //    a chain of products on several ranks
     mod stand; //  weights of any layout, passes of single calls

@@ -1,6 +1,8 @@
 //! Passes that do something else than planned are right as well, and soon run ahead again.
 
-use device::Machine;
+use std::time::Duration;
+
+use device::{Machine, Options};
 use gtp::{Counters, GtpError, PassKind};
 use pgroups::{Pass, Turn};
 
@@ -112,7 +114,8 @@ fn an_evaluation_between_training_passes_has_a_plan_of_its_own() {
 
 #[test]
 fn ranks_that_do_different_things_are_told_and_do_not_hang() {
-    for machine in [Machine::cpu_with(2, options()).unwrap(), Machine::sim_with(1, options())] {
+    let short = Options { timeout: Duration::from_secs(1), ..options() };
+    for machine in [Machine::cpu_with(2, short).unwrap(), Machine::sim_with(1, options())] {
         let (results, _) = model().traced(&machine, None, |stand| {
             stand.pass(&there_and_back(&[0, 1, 2]))?;
             // Rank 1 leaves out a layer.

@@ -306,18 +306,29 @@ impl Script {
                     grads.insert(w, grad);
                 }
                 Act::Done(w) => {
-                    let grad = grads.remove(&w).expect("asked for");
-                    let (view, _) = grad.target();
-                    let more = Op::host("wgrad more", format!("w{w}"), vec![Access::update(view)], |args| {
-                        args.write::<f32>(0)?.iter_mut().for_each(|g| *g += 0.25);
-                        Ok(())
-                    });
-                    stream.launch(more)?;
+                    self.add_more(on, w, &grads.remove(&w).expect("asked for"))?;
                     weights.grad_done(&self.params[w], stream)?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// All that [`Act::Grad`] and [`Act::Done`] do with a gradient that has been asked for.
+    pub(crate) fn finish_grad(&self, weights: &mut dyn Weights, weight: usize, grad: &GradOut) -> Result<(), Caught> {
+        self.write(0, weight, grad)?;
+        self.add_more(0, weight, grad)?;
+        Ok(weights.grad_done(&self.params[weight], &self.streams[0])?)
+    }
+
+    /// The gradient is written up to the end.
+    fn add_more(&self, on: usize, weight: usize, grad: &GradOut) -> Result<(), Caught> {
+        let (view, _) = grad.target();
+        let more = Op::host("wgrad more", format!("w{weight}"), vec![Access::update(view)], |args| {
+            args.write::<f32>(0)?.iter_mut().for_each(|g| *g += 0.25);
+            Ok(())
+        });
+        Ok(self.streams[on].launch(more)?)
     }
 
     /// Logs a sum of the elements, each times a number of its own.
