@@ -59,13 +59,16 @@ impl Core {
             self.settle(&mut state)?;
         }
         let submitted = state.run.as_ref().is_some_and(Run::is_submitted);
-        if let Last::Graph(graph) = &state.last {
-            stream.wait(&graph.launched, why::GRAPH_AFTER_GRAPH)?;
+        match &state.last {
+            Last::Graph(Some(drained)) => stream.wait(drained, why::GRAPH_AFTER_GRAPH)?,
+            Last::Graph(None) => state.behind_graphs(stream, why::GRAPH_AFTER_GRAPH)?,
+            Last::Marked | Last::Eager(..) | Last::Loose(_) => {}
         }
         // The part of the pass in front of this graph was submitted, or the whole pass before.
         if submitted || !matches!(state.last, Last::Graph(_)) {
             self.join(&state, stream)?;
         }
+        self.open_gates(&mut state, stream)?;
         for gather in &part.needs {
             let weight = part.attached.plan.gathers()[gather.0].uses[0];
             let weight = &self.weights[part.attached.plan.schedule().uses()[weight.0].weight.0];
@@ -87,7 +90,13 @@ impl Core {
     /// Behind a launch: where the pass is now, and what is gathered.
     fn apply(&self, part: &Part, stream: &Stream) -> Result<(), GtpError> {
         let mut state = self.lock();
-        stream.record(&part.attached.launched)?;
+        let known = state.launched.iter().position(|(on, _)| *on == stream.index());
+        let known = known.unwrap_or_else(|| {
+            let event = self.device.event(&format!("gtp.launched.{}", stream.name()));
+            state.launched.push((stream.index(), event));
+            state.launched.len() - 1
+        });
+        stream.record(&state.launched[known].1)?;
         let plan = &part.attached.plan;
         let before = state.run.take().map(|run| run.flights).unwrap_or_default();
         let own = |gather: &GatherIndex| {
@@ -100,7 +109,7 @@ impl Core {
         if part.to.step < plan.schedule().steps().len() {
             state.run = Some(Run::by_graphs(part.kind, part.attached.clone(), part.to, flights));
         }
-        state.last = Last::Graph(part.attached.clone());
+        state.last = Last::Graph(part.drained.clone());
         Ok(())
     }
 }
@@ -134,10 +143,8 @@ impl HostState for Core {
 
     fn join(&self, stream: &Stream) -> Result<(), PgError> {
         let state = self.lock();
-        if let Last::Graph(graph) = &state.last {
-            stream.wait(&graph.launched, why::GRAPH_AFTER_GRAPH)?;
-        }
-        Core::join(self, &state, stream).map_err(|error| refused(PassKind("step"), error))
+        let behind = state.behind_graphs(stream, why::GRAPH_AFTER_GRAPH);
+        behind.and_then(|()| Core::join(self, &state, stream)).map_err(|error| refused(PassKind("step"), error))
     }
 
     fn mark(&self, stream: &Stream) -> Result<(), PgError> {

@@ -27,8 +27,15 @@ impl Core {
         let next = run.advance(Step::Grad(weight), self)?;
         let open = match next {
             Next::Grad(attached, grad) => {
+                let run = open_run(&mut state)?;
                 for before in &attached.plan.grads()[grad.0].after {
-                    stream.wait(&attached.grads[before.0].reduced, why::GRAD_AFTER_REDUCE)?;
+                    let slot = &attached.grads[before.0];
+                    // Of this graph the gradient itself is not reduced yet, but it was by an earlier launch.
+                    if self.has_gates(run) && (*before == grad || !run.is_of_part(*before)) {
+                        stream.wait_external(&slot.gate, why::GRAD_AFTER_REDUCE)?;
+                    } else {
+                        stream.wait(&slot.reduced, why::GRAD_AFTER_REDUCE)?;
+                    }
                 }
                 let slot = &attached.grads[grad.0];
                 let (written, reduced) = (slot.written.clone(), slot.reduced.clone());
@@ -73,6 +80,12 @@ impl Core {
             self.left(&mut state);
         }
         stream.record(&open.written)?;
+        let axis = self.weights[weight.0].lane;
+        let run = open_run(&mut state)?;
+        if self.has_gates(run) && run.reduces_first(axis) {
+            let lane = self.lane(&self.weights[weight.0]);
+            lane.reduce.wait_external(&lane.reduce_gate, why::REDUCE_AFTER_REDUCE)?;
+        }
         self.reduce(weight, &open, turn)?;
         state.counters.reduced += 1;
         self.over(&mut state);

@@ -44,8 +44,10 @@ pub(crate) fn capture(
 /// A part for each weight's forward, then for each one's backward.
 pub(crate) fn layers(order: &[usize]) -> Vec<Vec<Act>> {
     let forward = order.iter().map(|w| forward(&[*w]));
-    let backward =
-        order.iter().rev().map(|&w| vec![Act::Enter(Pass::Backward), Act::Take(w), Act::Back(w), Act::Grad(w), Act::Done(w)]);
+    let backward = order
+        .iter()
+        .rev()
+        .map(|&w| vec![Act::Enter(Pass::Backward), Act::Take(w), Act::Back(w), Act::Grad(w), Act::Done(w)]);
     forward.chain(backward).collect()
 }
 
@@ -146,9 +148,12 @@ fn a_capture_that_leaves_its_plan_is_refused_by_name_and_all_goes_on() {
                     let text = format!("{refused:?}");
                     assert!(text.contains("LeavesPlan"), "{text}");
                 }
-                let refused = capture(stand, &mut set, PassKind::TRAIN, &[there_and_back(&[0, 2])]).map(drop).unwrap_err();
+                let refused =
+                    capture(stand, &mut set, PassKind::TRAIN, &[there_and_back(&[0, 2])]).map(drop).unwrap_err();
                 let text = told(&refused);
-                for part in ["'train'", "takes 'w2' in forward", "takes 'w1' in forward", "run it once as it is submitted"] {
+                for part in
+                    ["'train'", "takes 'w2' in forward", "takes 'w1' in forward", "run it once as it is submitted"]
+                {
                     assert!(text.contains(part), "no '{part}' in {text}");
                 }
                 // As planned from the first pass behind it, and captured after all.

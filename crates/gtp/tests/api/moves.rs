@@ -131,7 +131,16 @@ fn branches_on_two_streams_keep_their_slots_and_join_the_next_pass() {
         Act::Done(4),
         Act::Done(0),
     ];
-    let eval = vec![Act::On(1), Act::Take(1), Act::Back(1), Act::Take(0), Act::Back(0), Act::On(0), Act::Take(2), Act::Back(2)];
+    let eval = vec![
+        Act::On(1),
+        Act::Take(1),
+        Act::Back(1),
+        Act::Take(0),
+        Act::Back(0),
+        Act::On(0),
+        Act::Take(2),
+        Act::Back(2),
+    ];
     for look_ahead in 0..3 {
         let model = Model::new(2, &[(4, 4); 5]).look_ahead(look_ahead);
         let want = model.whole(&[&acts, &eval, &acts, &eval, &acts, &acts, &eval].map(Clone::clone));

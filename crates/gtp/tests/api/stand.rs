@@ -74,10 +74,7 @@ impl Model {
         Model {
             layout: LayoutConfig { gtp, ..LayoutConfig::default() },
             specs: sizes.iter().enumerate().map(cut).collect(),
-            config: GtpConfig {
-                axes: vec![ShardAxis::new(ParamClass::Dense, Axis::GTP)],
-                ..GtpConfig::default()
-            },
+            config: GtpConfig { axes: vec![ShardAxis::new(ParamClass::Dense, Axis::GTP)], ..GtpConfig::default() },
             custom: Vec::new(),
         }
     }
@@ -175,9 +172,9 @@ impl Model {
             let machine = Machine::cpu_with(1, options()).unwrap();
             let body = |stand: &mut Stand| {
                 stand.script.peer = peer;
-                passes.iter().try_for_each(|acts| {
-                    stand.script.play(&mut Whole::new(Turn::eager(Pass::Forward)), acts)
-                })?;
+                passes
+                    .iter()
+                    .try_for_each(|acts| stand.script.play(&mut Whole::new(Turn::eager(Pass::Forward)), acts))?;
                 stand.found()
             };
             single.traced(&machine, None, body).0.unwrap().remove(0)
