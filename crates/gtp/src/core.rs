@@ -87,9 +87,9 @@ pub(crate) enum Last {
     /// Nobody, or somebody whom every event that a pass of any kind may wait for is behind.
     Marked,
     /// A pass of this plan, as it was submitted, from beginning to end.
-    Eager(Arc<Attached>, Stream),
+    Eager(Arc<Attached>, Vec<Stream>),
     /// A pass that was left, or had no plan.
-    Loose(Stream),
+    Loose(Vec<Stream>),
     /// A graph. What follows may begin behind this event, or behind the launch without one.
     Graph(Option<Event>),
 }
@@ -164,19 +164,24 @@ impl Core {
 
     /// Takes up what the last pass has shown, if it is not what its plan says.
     pub(crate) fn settle(&self, state: &mut State) -> Result<(), GtpError> {
-        let Some(run) = &state.run else { return Ok(()) };
+        let Some(run) = state.run.take() else { return Ok(()) };
+        let over = run.is_over();
+        if run.is_submitted() && !over {
+            state.last = Last::Loose(run.streams.clone());
+        }
+        // A capture that failed half way leaves nothing.
+        if run.recorded {
+            return Ok(());
+        }
+        // Told once: who comes next finds everything closed.
         run.check_closed(self)?;
-        let run = state.run.take().expect("BUG: just seen");
-        // A capture that failed half way leaves nothing, and graphs may be replayed in any order.
-        if run.recorded || run.by_graphs {
+        // Graphs may be replayed in any order.
+        if run.by_graphs || over {
             return Ok(());
         }
         if matches!(run.mode, Mode::Planned { .. }) {
             tracing::warn!(pass = %run.kind, done = run.done(), steps = run.steps(), "gtp.leave_plan");
             state.counters.deviations += 1;
-        }
-        if let Some(compute) = &run.compute {
-            state.last = Last::Loose(compute.clone());
         }
         let executed = run.executed();
         self.adopt(state, run.kind, executed)
@@ -197,38 +202,49 @@ impl Core {
     }
 
     /// Makes the slots of the pass that begins usable by `compute` and by the lanes, unless they are.
-    pub(crate) fn enter(&self, state: &mut State, compute: &Stream) -> Result<(), GtpError> {
+    pub(crate) fn enter(&self, state: &mut State, turn: &Turn<'_>, compute: &Stream) -> Result<(), GtpError> {
         let Some(run) = &mut state.run else { return Err(GtpError::NoPass) };
+        if run.recorded != turn.is_recorded() {
+            let tell = |recorded: bool| if recorded { "captured" } else { "submitted" };
+            let (kind, under_way, next) = (run.kind, tell(run.recorded), tell(turn.is_recorded()));
+            return Err(GtpError::HalfCaptured { kind, under_way, next });
+        }
+        if run.streams.iter().all(|known| known.index() != compute.index()) {
+            run.streams.push(compute.clone());
+        }
         if std::mem::replace(&mut run.entered, true) {
             return Ok(());
         }
-        let recorded = run.recorded;
-        let own = run.mode.attached().cloned();
-        run.compute = Some(compute.clone());
-        if !recorded {
-            match (&state.last, &own) {
-                (Last::Marked, _) if !state.captured => return Ok(()),
-                // Everybody waits for the events of the pass before.
-                (Last::Eager(before, on), Some(own))
-                    if !state.captured && Arc::ptr_eq(before, own) && on.index() == compute.index() =>
-                {
-                    return Ok(());
-                }
-                (Last::Graph(_), _) => state.behind_graphs(compute, why::EAGER_AFTER_GRAPH)?,
-                _ => {}
-            }
-            self.join(state, compute)?;
-            state.captured = false;
+        if run.recorded {
+            // Also if the capture fails.
+            state.captured = true;
+            return self.mark_all(state, compute);
         }
+        match (&state.last, run.mode.attached()) {
+            (Last::Marked, _) if !state.captured => return Ok(()),
+            // Everybody waits for the events of the pass before.
+            (Last::Eager(before, on), Some(own))
+                if !state.captured && Arc::ptr_eq(before, own) && on[0].index() == compute.index() =>
+            {
+                return Ok(());
+            }
+            (Last::Graph(_), _) => state.behind_graphs(compute, why::EAGER_AFTER_GRAPH)?,
+            _ => {}
+        }
+        self.join(state, compute)?;
+        state.captured = false;
         self.mark_all(state, compute)
     }
 
-    /// Orders `stream` behind everything under way in the lanes, and behind the stream that computed last.
+    /// Orders `stream` behind everything under way in the lanes, and behind the streams that have used slots since.
     pub(crate) fn join(&self, state: &State, stream: &Stream) -> Result<(), GtpError> {
         self.join_lanes(stream)?;
-        if let Last::Eager(_, on) | Last::Loose(on) = &state.last
-            && on.index() != stream.index()
-        {
+        let last: &[Stream] = match &state.last {
+            Last::Eager(_, on) | Last::Loose(on) => on,
+            Last::Marked | Last::Graph(_) => &[],
+        };
+        let now: &[Stream] = state.run.as_ref().filter(|run| run.is_submitted()).map_or(&[], |run| &run.streams);
+        for on in last.iter().chain(now).filter(|on| on.index() != stream.index()) {
             on.record(&self.fork)?;
             stream.wait(&self.fork, why::END_AFTER_LANES)?;
         }
@@ -294,7 +310,6 @@ impl Core {
             Some(part) => self.drain(part, compute)?,
             None => self.join_lanes(compute)?,
         }
-        state.captured = true;
         if over {
             state.run = None;
         }

@@ -17,10 +17,14 @@ use crate::{
 
 impl Core {
     /// Memory for the gradient of one use of a weight, writable by what is submitted to `stream` from now on.
-    pub(crate) fn grad(&self, weight: WeightIndex, stream: &Stream) -> Result<View, GtpError> {
+    pub(crate) fn grad(&self, weight: WeightIndex, turn: &Turn<'_>, stream: &Stream) -> Result<View, GtpError> {
         let mut state = self.lock();
-        self.enter(&mut state, stream)?;
-        let next = open_run(&mut state)?.advance(Step::Grad(weight), self)?;
+        self.enter(&mut state, turn, stream)?;
+        let run = open_run(&mut state)?;
+        if run.grads.iter().any(|open| open.weight == weight) {
+            return Err(GtpError::GradOpen { param: self.weights[weight.0].param.name().to_owned() });
+        }
+        let next = run.advance(Step::Grad(weight), self)?;
         let open = match next {
             Next::Grad(attached, grad) => {
                 let run = open_run(&mut state)?;
@@ -84,7 +88,7 @@ impl Core {
         }
         self.reduce(weight, &open, turn)?;
         state.counters.reduced += 1;
-        self.over(&mut state, stream);
+        self.over(&mut state);
         Ok(())
     }
 

@@ -57,10 +57,13 @@ pub(crate) enum Next {
 }
 
 /// A use that has begun.
+#[derive(Clone)]
 pub(crate) struct OpenUse {
     pub(crate) weight: WeightIndex,
     /// The weight, as its user sees it.
     pub(crate) view: View,
+    /// Behind the gather.
+    pub(crate) gathered: Event,
     /// To be recorded behind the use.
     pub(crate) used: Event,
 }
@@ -83,7 +86,8 @@ pub(crate) struct Run {
     pub(crate) by_graphs: bool,
     /// Its slots may be used by the stream that computes and by the lanes.
     pub(crate) entered: bool,
-    pub(crate) compute: Option<Stream>,
+    /// Whoever uses its slots, in the order of first uses.
+    pub(crate) streams: Vec<Stream>,
     /// What it has done, where its plan does not tell.
     executed: Schedule,
     pub(crate) uses: Vec<OpenUse>,
@@ -111,8 +115,10 @@ pub(crate) struct Part {
     pub(crate) to: Place,
     /// Gathers that it uses and does not issue.
     pub(crate) needs: Vec<GatherIndex>,
-    /// Gathers that are there behind it and still to be used.
+    /// Gathers that it issues or uses, and that are still to be used behind it.
     pub(crate) leaves: Vec<GatherIndex>,
+    /// Gathers that it neither issues nor uses: there behind it if they were there before.
+    pub(crate) passes_on: Vec<GatherIndex>,
     /// Lanes that reduce in it.
     pub(crate) reduced: Vec<usize>,
     /// Recorded by its graph behind its uses and gathers; none if whatever follows waits for all of it.
@@ -127,7 +133,7 @@ impl Run {
             recorded,
             by_graphs: false,
             entered: false,
-            compute: None,
+            streams: Vec::new(),
             executed: Schedule::default(),
             uses: Vec::new(),
             grads: Vec::new(),
@@ -204,6 +210,11 @@ impl Run {
         }
     }
 
+    /// Part of it was submitted, to be run.
+    pub(crate) fn is_submitted(&self) -> bool {
+        self.entered && !self.recorded
+    }
+
     /// It has done everything that its plan has.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.mode, Mode::Planned { .. }) && self.done() == self.steps()
@@ -236,9 +247,10 @@ impl Run {
         needs.sort_unstable();
         needs.dedup();
         let still = |gather: &GatherIndex| plan.gathers()[gather.0].uses.iter().any(|u| u.0 >= at.used);
-        let leaves = self.flights.keys().copied().filter(still).collect();
+        let only_found = |gather: &GatherIndex| found.contains(gather) && !needs.contains(gather);
+        let (passes_on, leaves) = self.flights.keys().copied().filter(still).partition(only_found);
         let (kind, attached) = (self.kind, attached.clone());
-        Some(Part { kind, attached, from, to: *at, needs, leaves, reduced, drained: None })
+        Some(Part { kind, attached, from, to: *at, needs, leaves, passes_on, reduced, drained: None })
     }
 
     /// Whether a gradient of the plan is of the captured part under way.
