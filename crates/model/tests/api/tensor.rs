@@ -103,8 +103,7 @@ fn short_sequences_are_split_across_their_ends() {
 fn permuted_groups_with_gaps_work_side_by_side_on_their_own_samples() {
     for (config, sequence) in [(gpt2(), Sequence::Split), (llama(), Sequence::Whole), (llama(), Sequence::Split)] {
         let values = values(&GptPlan::new(config.clone()).unwrap(), 6);
-        let work =
-            Work { config: config.clone(), values: &values, sequence, len: 7, recompute: RecomputeLayers::None };
+        let work = Work { config: config.clone(), values: &values, sequence, len: 7, recompute: RecomputeLayers::None };
         let samples = [batches(&config, 1, 7, 20), batches(&config, 1, 7, 60)];
         let want = samples.each_ref().map(|batches| alone(&poisoned(1), &work, batches));
         for machine in [poisoned(2), Machine::sim(3)] {
@@ -120,8 +119,7 @@ fn permuted_groups_with_gaps_work_side_by_side_on_their_own_samples() {
 fn every_driver_and_order_gives_a_tensor_group_the_same_bits() {
     for (config, sequence) in [(gpt2(), Sequence::Split), (llama(), Sequence::Whole)] {
         let values = values(&GptPlan::new(config.clone()).unwrap(), 7);
-        let work =
-            Work { config: config.clone(), values: &values, sequence, len: 7, recompute: RecomputeLayers::None };
+        let work = Work { config: config.clone(), values: &values, sequence, len: 7, recompute: RecomputeLayers::None };
         let batches = [batches(&config, 1, 7, 2)];
         let want = together(&poisoned(1), &[&[0, 1]], &work, &batches);
         for machine in [poisoned(2), Machine::sim(0), Machine::sim(1), Machine::sim(2)] {
@@ -133,7 +131,8 @@ fn every_driver_and_order_gives_a_tensor_group_the_same_bits() {
 
 #[test]
 fn a_planned_frame_over_a_tensor_group_is_the_twin_of_an_unplanned_one() {
-    for (sequence, recompute) in [(Sequence::Split, RecomputeLayers::These(vec![1])), (Sequence::Whole, RecomputeLayers::None)]
+    for (sequence, recompute) in
+        [(Sequence::Split, RecomputeLayers::These(vec![1])), (Sequence::Whole, RecomputeLayers::None)]
     {
         for config in [gpt2(), llama()] {
             let values = values(&GptPlan::new(config.clone()).unwrap(), 7);

@@ -85,12 +85,7 @@ impl Part {
         view
     }
 
-    pub(crate) fn step(
-        &self,
-        f: &mut Frame,
-        [tokens, targets]: [&View; 2],
-        scale: f32,
-    ) -> Result<(), ModelError> {
+    pub(crate) fn step(&self, f: &mut Frame, [tokens, targets]: [&View; 2], scale: f32) -> Result<(), ModelError> {
         let token_scale = Factor::Const(scale);
         let m = Microbatch { tokens, targets, loss: &self.loss, token_scale, slot: 0 };
         self.gpt.forward_loss(f, &mut self.weights(Pass::Forward), &m)?;
