@@ -25,7 +25,11 @@ fn same_as_undivided(body: Body, what: &str) {
         for (got, want) in got.iter().zip(&want) {
             assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>());
             for (name, want) in want {
-                assert_close(&got[name], want, &format!("{what}: {name}, {lists:?}, {sequence:?} on {}", machine.driver()));
+                assert_close(
+                    &got[name],
+                    want,
+                    &format!("{what}: {name}, {lists:?}, {sequence:?} on {}", machine.driver()),
+                );
             }
         }
     });
