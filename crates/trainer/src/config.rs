@@ -42,6 +42,8 @@ pub struct Config {
     pub optimizer: OptimizerConfig,
     /// Gradient buckets.
     pub ddp: DdpConfig,
+    /// Sharded weights.
+    pub gtp: GtpConfig,
     /// Captured graphs.
     pub graph: GraphConfig,
     /// How numbers are stored.
@@ -143,6 +145,23 @@ pub struct DdpConfig {
     pub overlap_param_gather: bool,
     /// When parameters are gathered. Default chain.
     pub dispatch: Dispatch,
+}
+
+/// `[gtp]`: nothing without shards of weights (`layout.gtp` above 1).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GtpConfig {
+    /// Uses of weights that a weight is gathered ahead. Default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub look_ahead: Option<usize>,
+    /// Bytes that may be gathered ahead at a time; none: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub look_ahead_bytes: Option<usize>,
+    /// Rows of a weight are padded to a multiple of this times `layout.gtp`; 0: they must divide. Default 16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alignment: Option<usize>,
+    /// Whether the shards' gradients travel in pieces that are added up in f32 by their owner. Default false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub f32_reduce: Option<bool>,
 }
 
 /// `[graph]`
@@ -275,6 +294,7 @@ impl Config {
             train: &'a TrainConfig,
             optimizer: &'a OptimizerConfig,
             ddp: &'a DdpConfig,
+            gtp: &'a GtpConfig,
             graph: &'a GraphConfig,
             precision: &'a PrecisionConfig,
             data: toml::Table,
@@ -286,8 +306,8 @@ impl Config {
         data.insert("path".to_owned(), self.data.path.iter().map(whole).collect::<Vec<_>>().into());
         data.insert("tokenizer".to_owned(), self.data.tokenizer.to_string().into());
         data.insert("split".to_owned(), self.data.split.to_string().into());
-        let Config { model, layout, train, optimizer, ddp, graph, precision, device, log, .. } = self;
-        toml::to_string(&Written { model, layout, train, optimizer, ddp, graph, precision, data, device, log })
+        let Config { model, layout, train, optimizer, ddp, gtp, graph, precision, device, log, .. } = self;
+        toml::to_string(&Written { model, layout, train, optimizer, ddp, gtp, graph, precision, data, device, log })
             .expect("BUG: settings are plain TOML values")
     }
 

@@ -31,6 +31,9 @@ pub enum TrainError {
     /// The text cannot be read, cut or dealt out.
     #[error(transparent)]
     Data(#[from] data::DataError),
+    /// Sharded weights.
+    #[error(transparent)]
+    Gtp(#[from] gtp::GtpError),
     /// A layout that breaks rules.
     #[error(transparent)]
     Plan(#[from] pgroups::PlanError),

@@ -60,7 +60,7 @@ fn a_run_that_cannot_begin_says_why_and_fails() {
         (["--set", "train.stepz=3"], "nearest valid: train.steps = 3"),
         (["--set", "model.seq_len=100000"], "tokens"),
         (["--set", "data.path=nothing/*.txt"], "nothing/*.txt"),
-        (["--set", "layout.tp=2"], "layout.tp = 2"),
+        (["--set", "layout.pp=2"], "layout.pp = 2"),
         (["--set", "device.kind=dry"], "trainer plan"),
     ];
     for (set, text) in cases {
