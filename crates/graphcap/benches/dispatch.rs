@@ -30,7 +30,8 @@ fn main() -> Result<(), Failed> {
     let mut peer = after("--peer").map(|python| Peer::start(python)).transpose()?;
     let ours = Ours::new()?;
     // Once for caches and pages.
-    (ours.eager()?, ours.replay()?);
+    ours.eager()?;
+    ours.replay()?;
     let mut rows: Vec<[f64; 3]> = Vec::new();
     for _ in 0..rounds {
         let torch = peer.as_mut().map_or(Ok(f64::NAN), Peer::measure)?;

@@ -41,7 +41,8 @@ fn main() -> Result<(), Failed> {
         let run = Run::new(&Machine::cpu(1)?, &plan)?;
         let mut frame = Frame::planned(&run.stream, &memory(&plan)?)?;
         // Once for caches and pages.
-        (run.timed(&mut frame)?, run.recorded(&mut frame)?);
+        run.timed(&mut frame)?;
+        run.recorded(&mut frame)?;
         let mut pairs: Vec<(f64, f64)> = Vec::new();
         let mut events = 0;
         for _ in 0..rounds {

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use data::{Corpus, Part, SampleId, Windows};
-use device::ops::{Factor, Fill, IGNORE, Sum};
+use device::ops::{Cast, Factor, Fill, IGNORE, Sum};
 use device::{DType, Frame, FramePlan, MemoryKind, Reduce, Stream, View};
 use gtp::PassKind;
 use model::Microbatch;
 use pgroups::{Group, Key, Pass, Rank, Turn};
 
 use super::{
+    eval_graphs::EvalGraphs,
     rank::{RankRun, aside},
     stop::Signal,
 };
@@ -71,6 +72,7 @@ pub(super) struct Evaluator {
     /// Forward passes only: what backward would read is not kept.
     pub(super) frame: Frame,
     losses: PassLosses,
+    graphs: Option<EvalGraphs>,
 }
 
 impl Evaluator {
@@ -95,7 +97,23 @@ impl Evaluator {
                 None => Frame::recording(&run.stream, "eval"),
             },
             losses: PassLosses::alloc(rank, data, slots)?,
+            graphs: None,
         })
+    }
+
+    /// Captures what later passes replay. All ranks call it, where training's graphs are captured: with no collective
+    /// under way.
+    pub(super) fn capture(&mut self, run: &mut RankRun, config: &Config) -> Result<(), TrainError> {
+        let Some(scope) = config.graph.scope() else { return Ok(()) };
+        let _span = tracing::info_span!("trainer.capture_eval_graphs", %scope).entered();
+        run.meet()?;
+        let (tokens, targets) = (&run.tokens().clone(), &run.targets().clone());
+        let loss = &self.losses.pass;
+        let microbatch = Microbatch { tokens, targets, loss, token_scale: Factor::Const(1.0), slot: 0 };
+        let gates = config.graph.gate_mode();
+        self.graphs =
+            Some(EvalGraphs::capture((scope, gates), (&run.model, &mut run.gtp), &mut self.frame, &microbatch)?);
+        run.meet()
     }
 
     /// Submits one evaluation of the weights as they are then. All ranks call it. `asked` is called before each pass; if
@@ -118,6 +136,11 @@ impl Evaluator {
             stream.upload(run.tokens(), tokens)?;
             stream.upload(run.targets(), targets)?;
             let loss = self.losses.of(place as usize)?;
+            if let Some(graphs) = &self.graphs {
+                graphs.replay(stream, &run.gtp)?;
+                stream.launch(Cast { x: &self.losses.pass, y: &loss }.op("eval")?)?;
+                continue;
+            }
             let microbatch = Microbatch {
                 tokens: &run.tokens().clone(),
                 targets: &run.targets().clone(),
@@ -172,6 +195,8 @@ pub(super) fn eval_windows(config: &Config, corpus: &Corpus) -> Result<Option<Wi
 struct PassLosses {
     /// f32 `[passes of all ranks]`.
     slots: View,
+    /// f32 `[1]`: where a captured pass leaves its loss.
+    pass: View,
     /// f32 `[1]`.
     mean: View,
     /// Everyone who reads data of their own: a mean over replicas only would leave the shard peers' samples out.
@@ -181,7 +206,8 @@ struct PassLosses {
 impl PassLosses {
     fn alloc(rank: &Rank, data: &Group, slots: usize) -> Result<PassLosses, TrainError> {
         let alloc = |label: &str, numel| rank.device.alloc(label, &[numel], DType::F32, MemoryKind::Other);
-        Ok(PassLosses { slots: alloc("eval.losses", slots)?, mean: alloc("eval.loss", 1)?, data: data.clone() })
+        let (slots, pass) = (alloc("eval.losses", slots)?, alloc("eval.pass_loss", 1)?);
+        Ok(PassLosses { slots, pass, mean: alloc("eval.loss", 1)?, data: data.clone() })
     }
 
     fn begin(&self, stream: &Stream) -> Result<(), TrainError> {

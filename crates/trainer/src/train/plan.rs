@@ -100,7 +100,7 @@ struct DryRank {
 
 fn dry_rank(rank: &Rank, machine: &Machine, config: &Config) -> Result<DryRank, TrainError> {
     let mut run = RankRun::build(rank, config, None)?;
-    let windows = eval_windows(config, &eval_corpus(config)?)?;
+    let windows = eval_windows(config, &eval_corpus(config, 1)?)?;
     let mut eval = windows.map(|w| Evaluator::open(&run, rank, config, w, None)).transpose()?;
     let window = || TraceWindow::new(machine, rank.global.0 == 0, Some(1..=1));
 
@@ -126,9 +126,9 @@ fn dry_rank(rank: &Rank, machine: &Machine, config: &Config) -> Result<DryRank, 
     Ok(DryRank { run, eval, gtp, memory, step: of_step.into_trace(), rest: of_rest.into_trace() })
 }
 
-/// Text for one pass of an evaluation, if there are any; what is in it does not matter to a plan.
-pub(super) fn eval_corpus(config: &Config) -> Result<Corpus, TrainError> {
-    let needed = if config.train.eval_interval > 0 { config.model.seq_len + 1 } else { 0 };
+/// Text for so many sequences of an evaluation, if there are any; what is in it does not matter to a plan or a trace.
+pub(super) fn eval_corpus(config: &Config, samples: usize) -> Result<Corpus, TrainError> {
+    let needed = if config.train.eval_interval > 0 { config.model.seq_len * samples + 1 } else { 0 };
     Ok(Corpus::from_text(&"a".repeat(needed), Tokenizer::Bytes, "0,1".parse()?))
 }
 

@@ -100,6 +100,9 @@ impl RankLoop<'_> {
             }
             if step == 2 {
                 self.run.capture(self.shared.config)?;
+                if let Some(eval) = &mut self.eval {
+                    eval.capture(&mut self.run, self.shared.config)?;
+                }
             }
             self.submit(rank, step, &mut batches)?;
             self.evaluate(rank, step)?;

@@ -27,7 +27,8 @@ pub fn trace_steps(config: &Config, machine: &Machine, steps: u64) -> Result<Tra
 fn run_rank(rank: &Rank, config: &Config, plans: &Plans, steps: u64) -> Result<(), TrainError> {
     // With the memory of a real run, which has several tenants.
     let mut run = RankRun::build(rank, config, Some(plans))?;
-    let windows = eval_windows(config, &eval_corpus(config)?)?;
+    let samples = config.train.eval_samples.max(1) as usize;
+    let windows = eval_windows(config, &eval_corpus(config, samples)?)?;
     let mut eval =
         windows.map(|windows| Evaluator::open(&run, rank, config, windows, plans.eval.as_ref())).transpose()?;
     // What is in a microbatch does not matter to the order of things.
@@ -36,6 +37,9 @@ fn run_rank(rank: &Rank, config: &Config, plans: &Plans, steps: u64) -> Result<(
     for step in 1..=steps {
         if step == 2 {
             run.capture(config)?;
+            if let Some(eval) = &mut eval {
+                eval.capture(&mut run, config)?;
+            }
         }
         rank.device.note(|| Note::Step(step));
         run.stop.submit(&run.stream, None)?;

@@ -118,3 +118,37 @@ fn the_simulator_evaluates_as_the_cpu_does() {
     let folder = Folder::with_config(TRAIN);
     assert_eq!(bits(&folder.train(&["device.kind=sim", "device.seed=3"])), bits(&folder.train(&[])));
 }
+
+#[test]
+fn passes_of_an_evaluation_are_replayed_where_training_is() {
+    let folder = Folder::with_config(TRAIN);
+    let launches = |scope: &str| {
+        let set = [
+            &format!("graph.scope={scope}"),
+            "layout.dp=2",
+            "train.eval_interval=2",
+            "train.eval_samples=7",
+            "train.global_batch=4",
+            "train.micro_batch=1",
+        ];
+        let config = Config::load(&folder.config(), &set).unwrap();
+        let trace = trainer::trace_steps(&config, &device::Machine::dry(), 3).unwrap();
+        let mut count = std::collections::BTreeMap::new();
+        for event in &trace.events {
+            if let device::TraceEvent::Launch { graph, .. } = event
+                && graph.name.starts_with("eval")
+            {
+                *count.entry(graph.name.to_string()).or_insert(0) += 1;
+            }
+        }
+        // The embedding and the output have a graph each.
+        (count.into_iter().collect::<Vec<_>>(), config.model.layers + 2)
+    };
+    // Four passes on each of two ranks, however many graphs a pass is.
+    for scope in ["chunk", "microbatch", "step"] {
+        assert_eq!(launches(scope).0, [("eval".to_owned(), 8)], "{scope}");
+    }
+    let (graphs, parts) = launches("layer");
+    assert_eq!(graphs, (0..parts).map(|at| (format!("eval {at}"), 8)).collect::<Vec<_>>());
+    assert_eq!(launches("none").0, []);
+}
