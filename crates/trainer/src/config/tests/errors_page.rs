@@ -54,7 +54,7 @@ const CHAPTERS: &[Chapter] = &[
             &["layout.order=tp-tp"],
             &["layout.tp=70000", "layout.pp=70000"],
             &["layout.tp=4"],
-            &["layout.tp=2", "layout.sequence_parallel=true", "model.seq_len=33"],
+            &["layout.tp=2", "layout.sequence_parallel=true", "model.seq_len=33", "train.micro_batch=1"],
             &["layout.gtp=4", "gtp.alignment=0", "model.ffn_dim=130"],
         ],
     },
