@@ -3,6 +3,7 @@
 mod arena;
 mod capture;
 mod cpu;
+pub mod cuda;
 mod dataflow;
 mod device;
 mod download;
@@ -21,6 +22,7 @@ mod launch;
 mod launch_trace;
 mod machine;
 mod meeting;
+mod memory;
 #[cfg(test)]
 mod miri_graph_tests;
 #[cfg(test)]
