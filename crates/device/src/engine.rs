@@ -7,8 +7,8 @@ use crate::{
     cpu::{CpuEngine, Storage},
     cuda::{CudaEngine, GraphOnCard},
     device::DeviceInner,
-    joint::Arrival,
     graph::GraphInner,
+    joint::Arrival,
     machine::MachineInner,
     memory::Backing,
     queue::{Item, Mark, StreamInner},
@@ -107,9 +107,7 @@ impl Engine {
     /// Refuses a joint operation where this driver has none.
     pub(crate) fn check_joint(&self, meeting: &Meeting) -> Result<(), Error> {
         match self {
-            Engine::Cuda(_) => {
-                Err(Error::NoJoint { group: meeting.inner.name.to_string(), driver: self.name() })
-            }
+            Engine::Cuda(_) => Err(Error::NoJoint { group: meeting.inner.name.to_string(), driver: self.name() }),
             Engine::Cpu(_) | Engine::Sim(_) => Ok(()),
         }
     }

@@ -74,6 +74,11 @@ pub use self::why::Why;
 #[doc = include_str!("../../../docs/device.md")]
 struct Page;
 
+/// So does this one's, as far as it can without a card.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/device-cuda.md")]
+struct CudaPage;
+
 /// So do the README's.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -244,8 +244,16 @@ impl Card {
     /// Fills fresh memory, and returns when that is done: no stream is behind it.
     pub(super) fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: the caller has just been given these bytes, so nobody else touches them.
-        let code = unsafe { sys::cuMemsetD8Async(address, byte, bytes, self.side.0) };
-        self.check("cuMemsetD8Async", code)?;
+        self.on_side(|stream| unsafe { ("cuMemsetD8Async", sys::cuMemsetD8Async(address, byte, bytes, stream.0)) })
+    }
+
+    /// Queues what no stream asks for, and returns when it is done.
+    pub(super) fn on_side(
+        &self,
+        queue: impl FnOnce(RawStream) -> (&'static str, sys::CUresult),
+    ) -> Result<(), CudaError> {
+        let (call, code) = queue(self.side);
+        self.check(call, code)?;
         self.wait_side()
     }
 

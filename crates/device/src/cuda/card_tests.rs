@@ -2,6 +2,7 @@
 //! kernel that breaks its card.
 
 use std::{
+    fs::File,
     process::{Command, Stdio},
     ptr,
     sync::{
@@ -16,13 +17,11 @@ use cudarc::driver::sys;
 use super::{
     CudaOptions, DeviceMemory,
     card::{Card, RawEvent, RawStream, open_driver},
-    environment::prepare,
     memory::PinnedBlock,
+    prepare::prepare,
 };
 use crate::{
-    Access, Allocation, DType, Error, Machine, MemoryKind, Op, Options, Shape, View,
-    memory::Backing,
-    ops::Fill,
+    Access, Allocation, DType, Error, Machine, MemoryKind, Op, Options, Shape, View, memory::Backing, ops::Fill,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -32,7 +31,15 @@ fn options() -> CudaOptions {
     CudaOptions { kernel_cache, ..CudaOptions::default() }
 }
 
-fn card() -> Arc<Card> {
+/// A card, and the right to it: closing a context, and giving memory back, wait for all streams of a process, also for
+/// those that another test holds.
+fn card() -> (Arc<Card>, File) {
+    let turn = File::create(std::env::temp_dir().join("warpweft-test-card.lock")).unwrap();
+    turn.lock().unwrap();
+    (open_card(), turn)
+}
+
+fn open_card() -> Arc<Card> {
     prepare().expect("the environment can be prepared");
     open_driver().unwrap();
     let card = Card::open(0, &options()).unwrap();
@@ -109,7 +116,7 @@ fn launch(exec: sys::CUgraphExec, stream: RawStream) {
 
 #[test]
 fn an_external_wait_takes_the_last_record_issued_before_the_launch_and_no_later_one() {
-    let card = card();
+    let (card, _turn) = card();
     let [launched, before, after] = [0; 3].map(|_| card.new_stream().unwrap());
     let (event, starts, never) = (card.take_event().unwrap(), Word::closed(&card), Word::closed(&card));
     let exec = graph_of(event, true);
@@ -135,7 +142,7 @@ fn an_external_wait_takes_the_last_record_issued_before_the_launch_and_no_later_
 
 #[test]
 fn cuda_lets_a_wait_for_an_event_never_recorded_pass() {
-    let card = card();
+    let (card, _turn) = card();
     let (stream, event) = (card.new_stream().unwrap(), card.take_event().unwrap());
     launch(graph_of(event, true), stream);
     wait("a wait for nothing", || done(stream));
@@ -144,7 +151,7 @@ fn cuda_lets_a_wait_for_an_event_never_recorded_pass() {
 /// What `Event::is_done` of an out-gate stands on.
 #[test]
 fn an_event_that_a_launch_will_record_is_not_reached_before() {
-    let card = card();
+    let (card, _turn) = card();
     let (stream, event, starts) = (card.new_stream().unwrap(), card.take_event().unwrap(), Word::closed(&card));
     let exec = graph_of(event, false);
     for _ in 0..2 {
@@ -158,10 +165,11 @@ fn an_event_that_a_launch_will_record_is_not_reached_before() {
     }
 }
 
-#[test]
-fn cuda_refuses_a_capture_that_leaves_a_forked_stream_unjoined() {
-    let card = card();
+/// A capture that one stream begins and another joins, with or without work there; how it ends.
+fn unjoined(with_work: bool) -> sys::CUresult {
+    let (card, _turn) = card();
     let [origin, fork] = [0; 2].map(|_| card.new_stream().unwrap());
+    let memory = DeviceMemory::new(&card, 16, crate::Fresh::Zeroed).unwrap().unwrap();
     let (event, mut graph) = (card.take_event().unwrap(), ptr::null_mut());
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: all handles live; the capture ends here.
@@ -169,18 +177,35 @@ fn cuda_refuses_a_capture_that_leaves_a_forked_stream_unjoined() {
         assert_eq!(sys::cuStreamBeginCapture_v2(origin.0, mode), sys::CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuEventRecord(event.0, origin.0), sys::CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuStreamWaitEvent(fork.0, event.0, 0), sys::CUresult::CUDA_SUCCESS);
-        let code = sys::cuStreamEndCapture(origin.0, &mut graph);
-        assert_eq!(code, sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+        if with_work {
+            let code = sys::cuMemsetD8Async(memory.address(), 1, 16, fork.0);
+            assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+        }
+        sys::cuStreamEndCapture(origin.0, &mut graph)
     }
 }
+
+#[test]
+fn cuda_refuses_a_capture_that_leaves_work_of_a_forked_stream_unjoined() {
+    assert_eq!(unjoined(true), sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+    // As our captures do.
+    assert_eq!(unjoined(false), sys::CUresult::CUDA_SUCCESS);
+}
+
+/// Given to the process that breaks its card, as one more filter of tests.
+const BREAK: &str = "break-the-card";
 
 /// The context of a process is lost with it, so another process does it.
 #[test]
 fn a_kernel_that_breaks_its_card_is_named_and_no_host_hangs() {
     prepare().expect("the environment can be prepared");
+    if std::env::args().any(|arg| arg == BREAK) {
+        break_the_card();
+        return;
+    }
+    let own = "cuda::card_tests::a_kernel_that_breaks_its_card_is_named_and_no_host_hangs";
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "cuda::card_tests::break_the_card", "--ignored", "--nocapture"])
-        .env("WARPWEFT_BREAK_THE_CARD", "1")
+        .args(["--exact", own, BREAK, "--nocapture"])
         .stdout(Stdio::inherit())
         .spawn()
         .unwrap();
@@ -198,11 +223,7 @@ fn a_kernel_that_breaks_its_card_is_named_and_no_host_hangs() {
     assert!(status.success(), "{status}");
 }
 
-#[test]
-#[ignore = "run by a_kernel_that_breaks_its_card_is_named_and_no_host_hangs, in a process of its own"]
 fn break_the_card() {
-    assert!(std::env::var_os("WARPWEFT_BREAK_THE_CARD").is_some(), "it would take the card from other tests");
-    prepare().expect("the environment can be prepared");
     let limit = Options { timeout: LIMIT, ..Options::default() };
     let machine = Machine::cuda_with(options(), limit).unwrap();
     let (device, peer) = (machine.device(2).unwrap(), machine.device(5).unwrap());
@@ -215,7 +236,7 @@ fn break_the_card() {
         label: "nowhere".into(),
         bytes: 256,
         kind: MemoryKind::Other,
-        storage: Some(Backing::Card(DeviceMemory::nowhere(&card()))),
+        storage: Some(Backing::Card(DeviceMemory::nowhere(&open_card()))),
         only_stream: None,
         owner: device.inner().identity.clone(),
     };
@@ -226,7 +247,12 @@ fn break_the_card() {
     }
     let error = stream.synchronize().unwrap_err();
     let Error::Failed { op, .. } = &error else { panic!("{error}") };
-    assert_eq!((op.name, &op.site[..], op.rank, &op.stream[..]), ("fill", "h1.bad", 2, "backward"), "{}", error.chain());
+    assert_eq!(
+        (op.name, &op.site[..], op.rank, &op.stream[..]),
+        ("fill", "h1.bad", 2, "backward"),
+        "{}",
+        error.chain()
+    );
     assert!(error.chain().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{}", error.chain());
     // Sticky, and for every rank on the card.
     let again = Op::host("more", "test", vec![Access::read(&good)], |_| Ok(()));

@@ -93,9 +93,8 @@ impl Program {
     fn new(text: &CString, name: &CString) -> Result<Program, CudaError> {
         let mut program = ptr::null_mut();
         // SAFETY: the library is there (`open`); both texts are copied before the call returns.
-        let code = unsafe {
-            sys::nvrtcCreateProgram(&mut program, text.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null())
-        };
+        let code =
+            unsafe { sys::nvrtcCreateProgram(&mut program, text.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null()) };
         match code {
             sys::nvrtcResult::NVRTC_SUCCESS => Ok(Program(program)),
             code => Err(CudaError::Call {

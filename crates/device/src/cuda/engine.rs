@@ -11,12 +11,12 @@ use std::{
 use super::{
     CudaError, CudaOptions, GraphOnCard, StreamOnCard,
     card::{Card, lock, open_driver},
-    environment::check_environment,
     event::{CardEvent, Point},
     graph,
     host::{HostCall, run_host},
     launch,
     memory::DeviceMemory,
+    prepare::check_environment,
     requests,
     stream::{Passed, on_card},
     workers::Workers,
@@ -25,7 +25,7 @@ use crate::{
     Error, Launch, Op, OpRef,
     cpu::failure,
     device::DeviceInner,
-    engine::Waited,
+    engine::{Engine, Waited},
     graph::GraphInner,
     queue::{Item, Mark, OpAt, StreamInner},
 };
@@ -46,8 +46,7 @@ pub(crate) struct CudaEngine {
 impl CudaEngine {
     pub(crate) fn open(options: &CudaOptions) -> Result<CudaEngine, CudaError> {
         let have = open_driver()?;
-        // What the driver reads is the environment of the process; what it will do, is asked here.
-        check_environment(|name| std::env::var(name).ok())?;
+        check_environment()?;
         let numbers: BTreeSet<u32> = options.cards.iter().copied().collect();
         if let Some(asked) = numbers.iter().copied().find(|number| *number >= have) {
             return Err(CudaError::NoCard { asked, have });
@@ -69,9 +68,9 @@ impl CudaEngine {
     fn fail(&self, device: &DeviceInner, what: impl FnOnce() -> String, source: CudaError) -> Error {
         if source.is_fatal() {
             self.break_card(self.card(device.rank));
-        } else {
-            device.machine.fail(device, Error::Cuda { what: what(), source });
         }
+        // Not the first failure of a device whose streams were on the broken card.
+        device.machine.fail(device, Error::Cuda { what: what(), source });
         device.check().expect_err("BUG: a device that has just failed")
     }
 
@@ -107,16 +106,12 @@ impl CudaEngine {
         }
     }
 
-    pub(crate) fn instantiate(
-        &self,
-        device: &Arc<DeviceInner>,
-        graph: &Arc<GraphInner>,
-    ) -> Result<GraphOnCard, Error> {
+    pub(crate) fn instantiate(&self, device: &Arc<DeviceInner>, graph: &Arc<GraphInner>) -> Result<GraphOnCard, Error> {
         let card = self.card(device.rank);
         let made = card.bind().and_then(|()| GraphOnCard::new(card, &self.workers, device, graph));
         made.map_err(|source| {
             if source.is_fatal() {
-                return self.fail(device, String::new, source);
+                return self.fail(device, || format!("rank {}", device.rank), source);
             }
             Error::Cuda { what: format!("graph '{}' of rank {} cannot be made", graph.name, device.rank), source }
         })
@@ -211,7 +206,7 @@ impl CudaEngine {
         if let Some(error) = stream_on_card(stream).card.lost()
             && !device.failed()
         {
-            drop(self.fail(device, String::new, error.clone()));
+            drop(self.fail(device, || format!("rank {}", device.rank), error.clone()));
         }
         passed.items
     }
@@ -284,13 +279,23 @@ impl CudaEngine {
 
     /// The stream was dropped: what was submitted runs, and this waits for it, as long as a host may wait.
     pub(crate) fn close(&self, stream: &Arc<StreamInner>) {
-        let Some(on) = stream.on_card.get() else { return };
-        // A host operation that owns the last handle of a stream would wait for itself.
-        let own = stream.clone();
-        let later = self.workers.after_this_job(Box::new(move || own.device.machine.engine.close(&own)));
-        if later.is_ok() {
+        if stream.on_card.get().is_none() {
             return;
         }
+        // A host operation that owns the last handle of its stream would wait for itself.
+        let own = stream.clone();
+        let later = Box::new(move || {
+            if let Engine::Cuda(cuda) = &own.device.machine.engine {
+                cuda.run_out(&own);
+            }
+        });
+        if let Err(_on_no_worker) = self.workers.after_this_job(later) {
+            self.run_out(stream);
+        }
+    }
+
+    fn run_out(&self, stream: &Arc<StreamInner>) {
+        let on = stream_on_card(stream);
         let end = Arc::new(Mark::new());
         drop(self.push(stream, Item::Record(end.clone())));
         let (limit, begin) = (stream.device.machine.options.timeout, Instant::now());

@@ -220,7 +220,10 @@ impl Exec {
     fn instantiate(&mut self) -> Result<(), CudaError> {
         // SAFETY: the graph is whole and lives.
         let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut self.exec, self.graph, 0) };
-        self.card.check("cuGraphInstantiate", code)
+        self.card.check("cuGraphInstantiate", code)?;
+        // Or the first launch would ask for memory, and wait there for every stream that stands still.
+        // SAFETY: the executable was just made; the stream is of this card.
+        self.card.on_side(|stream| unsafe { ("cuGraphUpload", sys::cuGraphUpload(self.exec, stream.0)) })
     }
 
     /// Until a launch says otherwise, a gate has an event that is reached.

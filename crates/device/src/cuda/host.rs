@@ -140,8 +140,7 @@ impl HostCall {
         };
         let down = add_copies(&self.down, behind, Way::Down)?;
         let behind = if down.is_empty() { behind } else { &down };
-        let params =
-            sys::CUDA_HOST_NODE_PARAMS { fn_: Some(begin), userData: Arc::as_ptr(self).cast_mut().cast() };
+        let params = sys::CUDA_HOST_NODE_PARAMS { fn_: Some(begin), userData: Arc::as_ptr(self).cast_mut().cast() };
         let (mut run, mut wait) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: as in `queue`; the graph keeps the call for as long as a launch of it may run.
         let code = unsafe { sys::cuGraphAddHostNode(&mut run, graph, behind.as_ptr(), behind.len(), &params) };
@@ -156,12 +155,8 @@ impl HostCall {
             flags: sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32,
             alias: 0,
         };
-        let params = sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
-            ctx: card.context(),
-            count: 1,
-            paramArray: &mut word,
-            flags: 0,
-        };
+        let params =
+            sys::CUDA_BATCH_MEM_OP_NODE_PARAMS { ctx: card.context(), count: 1, paramArray: &mut word, flags: 0 };
         // SAFETY: the parameters are copied; the word lives as long as the call.
         let code = unsafe { sys::cuGraphAddBatchMemOpNode(&mut wait, graph, &run, 1, &params) };
         card.check("cuGraphAddBatchMemOpNode", code)?;
@@ -264,7 +259,8 @@ impl Copy {
 
     fn params(&self, way: Way) -> sys::CUDA_MEMCPY3D {
         let (host, memory) = (sys::CUmemorytype::CU_MEMORYTYPE_HOST, sys::CUmemorytype::CU_MEMORYTYPE_DEVICE);
-        let (pointer, pitch) = (self.host().as_ptr().cast::<c_void>(), if self.rows == 1 { self.row_bytes } else { self.pitch });
+        let (pointer, pitch) =
+            (self.host().as_ptr().cast::<c_void>(), if self.rows == 1 { self.row_bytes } else { self.pitch });
         let (src, dst) = match way {
             Way::Down => ((memory, pitch), (host, self.row_bytes)),
             Way::Up => ((host, self.row_bytes), (memory, pitch)),

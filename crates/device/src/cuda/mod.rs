@@ -11,7 +11,7 @@ mod card; // a card's context, and what is made once for it
 mod card_tests; // facts about CUDA
 mod compile; // kernels from source
 mod engine; // what is submitted, waited for and closed
-mod environment; // variables that CUDA reads at its start
+mod prepare; // variables that CUDA reads at its start
 mod error;
 mod event; // marks on a card
 mod fault; // which operation it was
@@ -27,9 +27,9 @@ mod workers; // threads for host operations
 pub use self::card::CudaOptions;
 pub use self::compile::{Arch, Compiled, compile_kernels};
 pub(crate) use self::engine::CudaEngine;
-pub use self::environment::prepare;
 pub use self::error::CudaError;
 pub(crate) use self::event::Point;
 pub(crate) use self::graph::GraphOnCard;
 pub(crate) use self::memory::DeviceMemory;
+pub use self::prepare::prepare;
 pub(crate) use self::stream::StreamOnCard;

@@ -52,9 +52,7 @@ pub(super) fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
         Kernel::Add(spec) => Call::over("add", elements, vec![mat(0), input(spec.place, 2), mat(1)]),
         Kernel::Axpy(spec) => Call::over("axpy", elements, vec![mat(0), mat(1), factor(spec.by, accesses)]),
         Kernel::Gelu(spec) => Call::over("gelu", elements, vec![mat(0), input(spec.place, 1)]),
-        Kernel::GeluBackward(spec) => {
-            Call::over("gelu_backward", elements, vec![mat(0), mat(1), input(spec.place, 2)])
-        }
+        Kernel::GeluBackward(spec) => Call::over("gelu_backward", elements, vec![mat(0), mat(1), input(spec.place, 2)]),
         Kernel::LayerNorm(spec) => {
             let (r, sum) = if spec.residual { (mat(6), mat(7)) } else { (Value::no_matrix(), Value::no_matrix()) };
             let mut values: Vec<Value> = (0..6).map(mat).collect();

@@ -108,7 +108,8 @@ impl StreamOnCard {
                 Item::Launch(Some(launch)) => {
                     let graph = on_card(launch);
                     let refused = graph.post().refused();
-                    let node = refused.map(|refused| (OpAt::Node(launch.clone(), (refused.operation - 1) as u32), refused));
+                    let node =
+                        refused.map(|refused| (OpAt::Node(launch.clone(), (refused.operation - 1) as u32), refused));
                     passed.refused.extend(node.as_ref().map(|(op, refused)| value_error((op.clone(), refused))));
                     graph.passed();
                     drop(launch.finish());

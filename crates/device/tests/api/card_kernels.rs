@@ -6,7 +6,7 @@
 
 use device::{ops::*, *};
 
-use super::drivers::{cpu, cuda};
+use super::drivers::{card_turn, cpu, cuda};
 
 /// Numbers that look random and are the same everywhere, from -2 to 2.
 fn noise(seed: u64, n: usize) -> Vec<f32> {
@@ -103,6 +103,7 @@ impl Bench {
 
 /// Runs `trial` on both; it gives the memory of its outputs.
 fn both<T>(trial: impl Fn(&Bench) -> T) -> [T; 2] {
+    let _turn = card_turn();
     let (host, card) = (cpu(1).machine(), cuda().machine());
     [&host, &card].map(|machine| trial(&Bench::new(machine)))
 }
@@ -266,7 +267,8 @@ fn layer_norm_is_as_exact_as_on_the_host() {
         let count = n / cols;
         close(&[y, means, rstds, f64s(&sum)], |b| {
             let make = |values: &[f32]| b.holding(shape, DType::F32, lie, values);
-            let (tx, tr, sum, y) = (make(&x), make(&r), b.tensor(shape, DType::F32, lie), b.tensor(shape, DType::F32, lie));
+            let (tx, tr, sum, y) =
+                (make(&x), make(&r), b.tensor(shape, DType::F32, lie), b.tensor(shape, DType::F32, lie));
             let [mean, rstd] = [0; 2].map(|_| b.tensor(&[count], DType::F32, Lie::Whole));
             let (weight, bias) = (b.vector(&weight), b.vector(&bias));
             let residual = residual.then_some(Residual { r: &tr.view, sum: &sum.view });
@@ -454,7 +456,8 @@ fn sums_and_norms_are_as_exact_as_on_the_host() {
                 b.run(clip.op("test"));
                 outputs.extend([b.bits(&factor), b.bits(&nonfinite)]);
                 // A NaN's payload is nobody's promise.
-                outputs.push(b.get::<f32>(&norm.view).iter().map(|x| if x.is_nan() { 0 } else { x.to_bits() }).collect());
+                outputs
+                    .push(b.get::<f32>(&norm.view).iter().map(|x| if x.is_nan() { 0 } else { x.to_bits() }).collect());
             }
             outputs
         });

@@ -10,17 +10,23 @@ use device::{
 
 use super::{
     capture_graphs::{captured, order},
-    drivers::cuda,
+    drivers::{card_turn, cuda},
     work::{floats, op_of, open, set},
 };
 
 #[test]
 fn a_kernel_that_a_card_does_not_have_is_refused_by_name() {
+    let _turn = card_turn();
     let (device, stream) = open(&cuda().machine(), 0, "compute");
     let m = |label| device.alloc(label, &[4, 4], DType::F32, MemoryKind::Other).unwrap();
     let (a, b, c) = (m("a"), m("b"), m("c"));
-    let product = || Gemm { a: &a, b: &b, c: &c, trans: Trans::Nt, finish: Finish::Into(Accumulate::Overwrite) }.op("h3.mlp.up").unwrap();
-    let text = "gemm@h3.mlp.up: driver 'cuda' has no kernel for it; write it as a host operation, or use another driver";
+    let product = || {
+        Gemm { a: &a, b: &b, c: &c, trans: Trans::Nt, finish: Finish::Into(Accumulate::Overwrite) }
+            .op("h3.mlp.up")
+            .unwrap()
+    };
+    let text =
+        "gemm@h3.mlp.up: driver 'cuda' has no kernel for it; write it as a host operation, or use another driver";
     assert_eq!(stream.launch(product()).unwrap_err().to_string(), text);
     // In a capture too, and it breaks none.
     let graph = captured(&stream, || assert_eq!(stream.launch(product()).unwrap_err().to_string(), text));
@@ -30,6 +36,7 @@ fn a_kernel_that_a_card_does_not_have_is_refused_by_name() {
 
 #[test]
 fn a_joint_operation_is_refused_by_name() {
+    let _turn = card_turn();
     let machine = cuda().machine();
     let (_device, stream) = open(&machine, 0, "comm");
     let meeting = machine.meeting("dp", &[0], 0).unwrap();
@@ -41,6 +48,7 @@ fn a_joint_operation_is_refused_by_name() {
 
 #[test]
 fn a_card_that_is_not_there_is_refused_with_how_many_there_are() {
+    let _turn = card_turn();
     drop(cuda());
     let options = CudaOptions { cards: vec![0, 4000], kernel_cache: None };
     let Err(Error::Cuda { source: CudaError::NoCard { asked: 4000, have }, .. }) =
@@ -53,6 +61,7 @@ fn a_card_that_is_not_there_is_refused_with_how_many_there_are() {
 
 #[test]
 fn a_value_that_a_kernel_cannot_use_names_the_operation_and_the_position() {
+    let _turn = card_turn();
     for captured_first in [false, true] {
         let (device, stream) = open(&cuda().machine(), 3, "compute");
         let ids = device.alloc("ids", &[6], DType::I32, MemoryKind::Other).unwrap();
@@ -83,9 +92,11 @@ fn a_value_that_a_kernel_cannot_use_names_the_operation_and_the_position() {
 
 #[test]
 fn ranks_that_share_a_card_do_not_disturb_each_other() {
+    let _turn = card_turn();
     let machine = cuda().machine();
     let opened: Vec<_> = (0..4).map(|rank| open(&machine, rank, "compute")).collect();
-    let views: Vec<View> = opened.iter().map(|(device, _)| floats(device, "v", 1000 + device.rank() as usize)).collect();
+    let views: Vec<View> =
+        opened.iter().map(|(device, _)| floats(device, "v", 1000 + device.rank() as usize)).collect();
     std::thread::scope(|scope| {
         for ((device, stream), view) in opened.iter().zip(&views) {
             scope.spawn(move || {
@@ -108,6 +119,7 @@ fn ranks_that_share_a_card_do_not_disturb_each_other() {
 /// Kernels, host operations, branches and gates together.
 #[test]
 fn a_captured_step_of_kernels_gives_the_bits_of_its_eager_twin() {
+    let _turn = card_turn();
     let run = |replay: bool| {
         let (device, one) = open(&cuda().machine(), 0, "one");
         let (two, n) = (device.stream("two").unwrap(), 12_345);
@@ -124,7 +136,8 @@ fn a_captured_step_of_kernels_gives_the_bits_of_its_eager_twin() {
         let submit = || {
             one.launch(Gelu { x: &w, y: &h }.op("mlp").unwrap()).unwrap();
             order(&one, &two, "fork");
-            two.launch(AdvanceAdam { step: &step, scalars: &scalars, skip: None, beta1, beta2 }.op("opt").unwrap()).unwrap();
+            two.launch(AdvanceAdam { step: &step, scalars: &scalars, skip: None, beta1, beta2 }.op("opt").unwrap())
+                .unwrap();
             one.launch(GeluBackward { dy: &h, x: &w, dx: &g }.op("mlp").unwrap()).unwrap();
             let double = Op::host("double", "mlp", vec![Access::update(&g)], |args| {
                 args.write::<f32>(0)?.iter_mut().for_each(|x| *x *= 2.0);
@@ -134,7 +147,8 @@ fn a_captured_step_of_kernels_gives_the_bits_of_its_eager_twin() {
             order(&two, &one, "join");
             let (eps, weight_decay) = (1e-8, 0.01);
             let (param, grad, scalars) = (&w, &g, &scalars);
-            let adamw = AdamW { param, grad, m: &m, v: &v, copy: None, scalars, skip: None, beta1, beta2, eps, weight_decay };
+            let adamw =
+                AdamW { param, grad, m: &m, v: &v, copy: None, scalars, skip: None, beta1, beta2, eps, weight_decay };
             one.launch(adamw.op("opt").unwrap()).unwrap();
         };
         let exec = replay.then(|| captured(&one, submit).instantiate().unwrap());
@@ -150,6 +164,7 @@ fn a_captured_step_of_kernels_gives_the_bits_of_its_eager_twin() {
 
 #[test]
 fn compiled_kernels_are_kept_and_used_again() {
+    let _turn = card_turn();
     drop(cuda());
     let folder = std::env::temp_dir().join(format!("warpweft-kernel-cache-{}", std::process::id()));
     let open = || {
@@ -181,6 +196,7 @@ fn open_on(machine: &Machine) -> (Device, Stream) {
 /// Gates of a graph are events of the card: a host operation behind the record holds the graph, not who waits for it.
 #[test]
 fn a_record_in_the_middle_of_a_graph_lets_others_go_on() {
+    let _turn = card_turn();
     let (device, one) = open(&cuda().machine(), 0, "one");
     let (two, v, seen) = (device.stream("two").unwrap(), floats(&device, "v", 5), floats(&device, "seen", 5));
     let (landed, end) = (device.event("landed"), device.event("end"));
@@ -205,6 +221,7 @@ fn a_record_in_the_middle_of_a_graph_lets_others_go_on() {
 /// What operations hold goes when the card has passed them, also when nobody waits.
 #[test]
 fn memory_goes_back_while_a_stream_is_fed() {
+    let _turn = card_turn();
     let (device, stream) = open(&cuda().machine(), 0, "compute");
     let owned = Arc::new(());
     for i in 0..5000 {

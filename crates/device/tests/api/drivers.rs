@@ -59,9 +59,19 @@ pub(crate) fn cuda() -> Driver {
     })
 }
 
+/// The right to the card. Closing a context, and giving memory back, wait for all streams of a process, also for those
+/// that another test holds; so one test after the other uses it.
+#[cfg(feature = "gpu-tests")]
+pub(crate) fn card_turn() -> std::fs::File {
+    let turn = std::fs::File::create(std::env::temp_dir().join("warpweft-test-card.lock")).unwrap();
+    turn.lock().unwrap();
+    turn
+}
+
 /// A claim on a card, whose context stays open between the claim's machines.
 #[cfg(feature = "gpu-tests")]
 pub(crate) fn on_card(claim: fn(&Driver)) {
+    let _turn = card_turn();
     let driver = cuda();
     let _context = driver.machine();
     claim(&driver);

@@ -19,7 +19,7 @@ const STARTED_AGAIN: &str = "WARPWEFT_CUDA_PREPARED";
 /// [`CudaError::Restart`] when the program cannot be started again, [`CudaError::Environment`] when the variables were
 /// lost on the way.
 pub fn prepare() -> Result<(), CudaError> {
-    match check_environment(|name| std::env::var(name).ok()) {
+    match check_environment() {
         Ok(()) => Ok(()),
         Err(error) if std::env::var_os(STARTED_AGAIN).is_some() => Err(error),
         Err(CudaError::Environment { variable, .. }) => Err(start_again(variable)),
@@ -47,8 +47,13 @@ fn start_again(variable: &'static str) -> CudaError {
     CudaError::Restart { variable, cause: "only done on unix; set it before the program starts".to_owned() }
 }
 
-/// The machine asks again, because whoever forgot [`prepare`] would find out by a program that hangs.
-pub(super) fn check_environment(look_up: impl Fn(&str) -> Option<String>) -> Result<(), CudaError> {
+/// The machine asks again, because whoever forgot [`prepare`] would find out by a program that hangs. What the driver
+/// reads is the environment of the process, so there is nothing else to ask.
+pub(super) fn check_environment() -> Result<(), CudaError> {
+    check(|name| std::env::var(name).ok())
+}
+
+fn check(look_up: impl Fn(&str) -> Option<String>) -> Result<(), CudaError> {
     for (variable, need) in NEEDED {
         let have = look_up(variable);
         if have.as_deref() != Some(need) {
@@ -64,11 +69,11 @@ mod tests {
 
     #[test]
     fn a_variable_that_is_missing_or_different_is_named_with_what_it_must_be() {
-        assert_eq!(check_environment(|name| NEEDED.iter().find(|n| n.0 == name).map(|n| n.1.to_owned())), Ok(()));
-        let error = check_environment(|name| (name == NEEDED[0].0).then(|| "LAZY".to_owned())).unwrap_err();
+        assert_eq!(check(|name| NEEDED.iter().find(|n| n.0 == name).map(|n| n.1.to_owned())), Ok(()));
+        let error = check(|name| (name == NEEDED[0].0).then(|| "LAZY".to_owned())).unwrap_err();
         let have = Some("LAZY".to_owned());
         assert_eq!(error, CudaError::Environment { variable: NEEDED[0].0, have, need: "EAGER" });
-        let error = check_environment(|name| (name == NEEDED[0].0).then(|| "EAGER".to_owned())).unwrap_err();
+        let error = check(|name| (name == NEEDED[0].0).then(|| "EAGER".to_owned())).unwrap_err();
         assert_eq!(error, CudaError::Environment { variable: NEEDED[1].0, have: None, need: "32" });
     }
 }
