@@ -3,7 +3,7 @@
 use std::{collections::HashMap, error::Error as StdError, fmt, marker::PhantomData, num::NonZeroUsize, sync::Arc};
 
 use device::{CapturedGraph, Error, Event, GraphUse, Stream, View};
-use pgroups::{HostState, ParamId, Pass, Turn, WeakParam};
+use pgroups::{HandOver, HostState, ParamId, Pass, Turn, WeakParam};
 
 use crate::{
     GateMode, Graph, GraphError, Scope, Survivor,
@@ -105,8 +105,8 @@ impl GraphSet {
         let captured = ending.end();
         let accounts = open.end();
         let taken = match (recorded, captured) {
-            (Ok((links, inputs, out, value)), Ok(captured)) => accounts.and_then(|accounts| {
-                let live = self.instantiate(captured, links, inputs, accounts, &out)?;
+            (Ok((links, (inputs, hand_overs), out, value)), Ok(captured)) => accounts.and_then(|accounts| {
+                let live = self.instantiate(captured, links, (inputs, hand_overs), accounts, &out)?;
                 Ok((Graph::new(name, self.config.scope, self.config.gates, live), value))
             }),
             // A body that stopped half way has not joined its streams; any other broken rule is why it stopped.
@@ -144,14 +144,14 @@ impl GraphSet {
         open.leave()?;
         let links = Links::new(mode, &recording, &out);
         let free = recording.buckets.iter().map(|bucket| bucket.free.clone()).collect();
-        Ok((links, recording.inputs, Captured { out, free }, value))
+        Ok((links, (recording.inputs, recording.hand_overs), Captured { out, free }, value))
     }
 
     fn instantiate(
         &self,
         captured: CapturedGraph,
         links: Links,
-        inputs: crate::inputs::Inputs,
+        (inputs, hand_overs): Beside,
         accounts: Accounts,
         first: &Captured,
     ) -> Result<Live, GraphError> {
@@ -174,7 +174,17 @@ impl GraphSet {
             let ended = device.event(&format!("graphcap.ended.{}.{lane}", captured.name()));
             lanes.push(Lane { executable, out, free, ended });
         }
-        Ok(Live { captured, lanes, next: 0, replays: 0, links, inputs, accounts, gates: self.gates.clone() })
+        Ok(Live {
+            captured,
+            lanes,
+            next: 0,
+            replays: 0,
+            links,
+            inputs,
+            hand_overs,
+            accounts,
+            gates: self.gates.clone(),
+        })
     }
 
     /// The graphs, in the order of capture.
@@ -244,7 +254,10 @@ impl Drop for Ending<'_> {
     }
 }
 
-type Recorded<T> = (Links, crate::inputs::Inputs, Captured, T);
+type Recorded<T> = (Links, Beside, Captured, T);
+
+/// What a graph takes and leaves beside parameters.
+type Beside = (crate::inputs::Inputs, Vec<Arc<dyn HandOver>>);
 
 /// The gates as captured.
 struct Captured {

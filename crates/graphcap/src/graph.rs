@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device::{CapturedGraph, Event, Executable, Note, Stream};
-use pgroups::Param;
+use pgroups::{HandOver, Param};
 
 use crate::{
     GateMode, Given, GraphError, Scope, Survivor,
@@ -36,6 +36,7 @@ pub(crate) struct Live {
     pub(crate) replays: u64,
     pub(crate) links: Links,
     pub(crate) inputs: Inputs,
+    pub(crate) hand_overs: Vec<Arc<dyn HandOver>>,
     pub(crate) accounts: Accounts,
     /// Where gates inside are opened.
     pub(crate) gates: Stream,
@@ -162,6 +163,7 @@ impl Graph {
         let gates = Gates { out: &lane.out, free: &lane.free, stream: &live.gates };
         live.links.open_gradients(&gates, stream)?;
         accounts.join(stream)?;
+        live.hand_overs.iter().try_for_each(|hand_over| hand_over.prepare(stream))?;
         let readers = live.lanes.iter().map(|lane| &lane.ended).filter(|ended| ended.generation() > 0);
         live.inputs.copy_in(name, stream, given, readers)?;
         stream.note(|| Note::Scope { graph: lane.executable.trace().id, scope: self.0.scope.name().into() });
@@ -172,6 +174,7 @@ impl Graph {
         }
         live.replays += 1;
         live.links.apply(&gates, stream)?;
+        live.hand_overs.iter().try_for_each(|hand_over| hand_over.apply(stream))?;
         accounts.apply(stream)?;
         live.next = (live.next + 1) % live.lanes.len();
         Ok(())

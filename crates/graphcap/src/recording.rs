@@ -6,7 +6,7 @@ use std::{
 };
 
 use device::{Event, Stream, Why};
-use pgroups::{Keep, Param, ParamId, PgError, Publish, Recorder, Turn, WeakParam};
+use pgroups::{HandOver, Keep, Param, ParamId, PgError, Publish, Recorder, Turn, WeakParam};
 
 use crate::{FirstUse, GateMode, inputs::Inputs, why};
 
@@ -66,6 +66,8 @@ pub(crate) struct Recording<'s> {
     /// Gradients that are there: each use once, in order.
     pub(crate) landings: Vec<Mention>,
     pub(crate) inputs: Inputs,
+    /// What it counts on and leaves beside parameters, in order.
+    pub(crate) hand_overs: Vec<Arc<dyn HandOver>>,
     marks: u64,
 }
 
@@ -80,6 +82,7 @@ impl<'s> Recording<'s> {
             opens: Vec::new(),
             landings: Vec::new(),
             inputs: Inputs::default(),
+            hand_overs: Vec::new(),
             marks: 0,
         }
     }
@@ -179,6 +182,11 @@ impl Recorder for Recording<'_> {
     fn landed(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
         let bucket = self.mark(param, stream, |bucket| &mut bucket.landed)?;
         self.landings.push(Mention { param: param.clone(), bucket });
+        Ok(())
+    }
+
+    fn hand_over(&mut self, what: Arc<dyn HandOver>) -> Result<(), PgError> {
+        self.hand_overs.push(what);
         Ok(())
     }
 }

@@ -6,15 +6,14 @@ use device::{
     DType, Frame, Site, View,
     ops::{Accumulate, Attention, AttentionBackward, Finish, Turning},
 };
+use gtp::layers::{Linear, Region, Then};
 use pgroups::Weights;
 
-use crate::{
-    GptConfig, ModelError,
-    linear::{Linear, Then},
-    rotary::Turner,
-};
+use crate::{GptConfig, ModelError, rotary::Turner};
 
 /// softmax(q · kᵀ / √width, causal) · v with q, k, v = x · weightsᵀ, one after the other in the columns of one tensor.
+///
+/// Heads are independent of each other: each rank of a tensor group has its share of them.
 pub(crate) struct SelfAttention {
     /// Products, each with the columns that it writes: one for all, or one each.
     products: Vec<(Linear, Range<usize>)>,
@@ -23,6 +22,7 @@ pub(crate) struct SelfAttention {
     site: Site,
 }
 
+/// Of this rank's heads.
 #[derive(Clone, Copy)]
 struct Sizes {
     heads: usize,
@@ -54,9 +54,9 @@ impl Sizes {
 }
 
 impl SelfAttention {
-    /// One product for queries, keys and values.
-    pub(crate) fn fused(config: &GptConfig, qkv: Linear, site: &str) -> SelfAttention {
-        let sizes = SelfAttention::sizes(config);
+    /// One product for queries, keys and values, over the heads of one of `ranks`.
+    pub(crate) fn fused(config: &GptConfig, ranks: usize, qkv: Linear, site: &str) -> SelfAttention {
+        let sizes = SelfAttention::sizes(config, ranks);
         SelfAttention {
             products: vec![(qkv, 0..sizes.columns())],
             turner: None,
@@ -66,8 +66,14 @@ impl SelfAttention {
     }
 
     /// A product each, and rotary positions.
-    pub(crate) fn turned(config: &GptConfig, [q, k, v]: [Linear; 3], base: usize, site: &str) -> SelfAttention {
-        let (sizes, site) = (SelfAttention::sizes(config), Site::from(site.to_owned()));
+    pub(crate) fn turned(
+        config: &GptConfig,
+        ranks: usize,
+        [q, k, v]: [Linear; 3],
+        base: usize,
+        site: &str,
+    ) -> SelfAttention {
+        let (sizes, site) = (SelfAttention::sizes(config, ranks), Site::from(site.to_owned()));
         let [dq, dk] = sizes.dims;
         SelfAttention {
             products: vec![(q, 0..dq), (k, dq..dq + dk), (v, dq + dk..dq + 2 * dk)],
@@ -77,23 +83,31 @@ impl SelfAttention {
         }
     }
 
-    fn sizes(config: &GptConfig) -> Sizes {
-        Sizes { heads: config.heads, head_dim: config.head_dim(), dims: [config.dim, config.kv_dim()] }
+    fn sizes(config: &GptConfig, ranks: usize) -> Sizes {
+        let dims = [config.dim / ranks, config.kv_dim() / ranks];
+        Sizes { heads: config.heads / ranks, head_dim: config.head_dim(), dims }
     }
 
-    /// `x` is `[batch, sequence, dim]`, the result the same: what the heads have gathered, side by side.
-    pub(crate) fn forward(&self, f: &mut Frame, w: &mut dyn Weights, x: &View) -> Result<View, ModelError> {
-        let [batch, tokens, dim] = *x.shape() else { unreachable!("BUG: the block has checked its input") };
-        let Sizes { heads, head_dim, .. } = self.sizes;
+    /// `x` is what this rank has of `[batch, sequence, dim]`, the result `[batch, sequence, columns of its queries]`:
+    /// what its heads have gathered, side by side.
+    pub(crate) fn forward(
+        &self,
+        f: &mut Frame,
+        w: &mut dyn Weights,
+        x: &View,
+        [batch, tokens]: [usize; 2],
+    ) -> Result<View, ModelError> {
+        let Sizes { heads, head_dim, dims } = self.sizes;
+        let x = Region::of(w).gather(f, x)?;
         let on = f.stream().clone();
         let qkv = f.save("qkv", &[batch, tokens, self.sizes.columns()], DType::F32)?;
         for (product, columns) in &self.products {
-            product.forward(&on, w, x, &qkv.columns(columns.clone())?, Then::Nothing)?;
+            product.forward(&on, w, &x, &qkv.columns(columns.clone())?, Then::Nothing)?;
         }
         if let Some(turner) = &self.turner {
             turner.turn(f, &self.sizes.turned(&qkv)?, tokens, Turning::Forward)?;
         }
-        let o = f.save("attended", &[batch, tokens, dim], DType::F32)?;
+        let o = f.save("attended", &[batch, tokens, dims[0]], DType::F32)?;
         let lse = f.save("lse", &[batch, heads, tokens], DType::F32)?;
         let [q, k, v] = self.sizes.split(&qkv)?;
         let scale = self.sizes.scale();
@@ -102,9 +116,15 @@ impl SelfAttention {
         Ok(o)
     }
 
-    /// Gradient of x, from that of the result. Keeps the gradient of q, k and v for the weights.
-    pub(crate) fn backward_input(&self, f: &mut Frame, w: &mut dyn Weights, d_o: &View) -> Result<View, ModelError> {
-        let [_, tokens, _] = *d_o.shape() else { unreachable!("BUG: the block has checked its gradient") };
+    /// Gradient of x, `dim` wide, from that of the result. Keeps the gradient of q, k and v for the weights.
+    pub(crate) fn backward_input(
+        &self,
+        f: &mut Frame,
+        w: &mut dyn Weights,
+        d_o: &View,
+        dim: usize,
+    ) -> Result<View, ModelError> {
+        let [batch, tokens, _] = *d_o.shape() else { unreachable!("BUG: the block has made it") };
         let (qkv, o, lse) = (f.saved("qkv")?, f.saved("attended")?, f.saved("lse")?);
         let on = f.stream().clone();
         let dqkv = f.save("dqkv", qkv.shape(), DType::F32)?;
@@ -128,18 +148,21 @@ impl SelfAttention {
         if let Some(turner) = &self.turner {
             turner.turn(f, &self.sizes.turned(&dqkv)?, tokens, Turning::Backward)?;
         }
-        let dx = f.temp(d_o.shape(), DType::F32)?;
+        let dx = f.temp(&[batch, tokens, dim], DType::F32)?;
         for (at, (product, columns)) in self.products.iter().enumerate() {
             let old = if at == 0 { Accumulate::Overwrite } else { Accumulate::Add };
             product.backward_input(&on, w, &dqkv.columns(columns.clone())?, &dx, Finish::Into(old))?;
         }
-        Ok(dx)
+        Ok(Region::of(w).reduce(f, &dx)?)
     }
 
-    pub(crate) fn backward_weight(&self, f: &Frame, w: &mut dyn Weights, x: &View) -> Result<(), ModelError> {
+    pub(crate) fn backward_weight(&self, f: &mut Frame, w: &mut dyn Weights, x: &View) -> Result<(), ModelError> {
         let dqkv = f.saved("dqkv")?;
-        self.products
-            .iter()
-            .try_for_each(|(product, columns)| product.backward_weight(f, w, &dqkv.columns(columns.clone())?, x))
+        // Once more, instead of keeping all rows from the forward pass on.
+        let x = Region::of(w).gather(f, x)?;
+        for (product, columns) in &self.products {
+            product.backward_weight(f, w, &dqkv.columns(columns.clone())?, &x)?;
+        }
+        Ok(())
     }
 }

@@ -4,6 +4,9 @@ use std::fmt;
 
 use crate::{Arch, LlamaConfig};
 
+/// Added to the variance or the mean square by norms, as in GPT-2 and in LLaMA since its second version.
+pub(crate) const EPS: f32 = 1e-5;
+
 /// Where the logits' matrix comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Output {
@@ -144,6 +147,29 @@ pub enum ConfigRule {
     },
     /// It must not be over this: token ids are i32.
     AtMost(usize),
+    /// It must be a multiple of the tensor size: each rank has as many.
+    DividesOver {
+        /// Tensor size.
+        tp: u32,
+        /// The nearest value that would do, if one is near.
+        nearest: Option<usize>,
+        /// The nearest tensor size that divides heads, key heads and hidden columns.
+        nearest_tp: usize,
+    },
+    /// Its tokens must divide over the tensor size: a sequence split gives each rank as many.
+    SplitsTokens {
+        /// Tokens of a sequence.
+        seq_len: usize,
+        /// Tensor size.
+        tp: u32,
+    },
+    /// It must make rows divide over the weight-shard size: padding is a multiple of it, and 0 allows none.
+    PadsRows {
+        /// Rows of one rank of the tensor axis.
+        rows: usize,
+        /// Weight-shard size.
+        gtp: u32,
+    },
 }
 
 impl fmt::Display for ConfigViolation {
@@ -164,8 +190,37 @@ impl fmt::Display for ConfigViolation {
                 write!(f, "heads of {} columns cannot be turned in pairs; dim, {dim}, must be even", dim / value)
             }
             ConfigRule::AtMost(most) => write!(f, "token ids are i32, so it must be at most {most}"),
+            ConfigRule::DividesOver { tp, nearest, nearest_tp } => {
+                write!(f, "it must be a multiple of tp, {tp}; ")?;
+                if let Some(nearest) = nearest {
+                    write!(f, "the nearest that would do is {nearest}, ")?;
+                }
+                write!(f, "the nearest tp that divides all sizes is {nearest_tp}")
+            }
+            ConfigRule::SplitsTokens { seq_len, tp } => {
+                let tokens = value * seq_len;
+                write!(
+                    f,
+                    "its {tokens} tokens ({value} x seq_len {seq_len}) must divide over tp, {tp}, under a sequence "
+                )?;
+                let nearest = nearest_split(*value, seq_len, tp as usize);
+                write!(f, "split; the nearest that does is {nearest}")
+            }
+            ConfigRule::PadsRows { rows, gtp } if *value == 0 => {
+                let padded = rows.next_multiple_of(gtp as usize);
+                write!(f, "weights of {rows} rows do not divide over gtp, {gtp}; the nearest is 1 (pads to {padded})")
+            }
+            ConfigRule::PadsRows { rows, gtp } => {
+                write!(f, "{rows} rows padded to a multiple of {value} x gtp, {gtp}, are too many; the nearest is 1")
+            }
         }
     }
+}
+
+/// The number of sequences nearest to `wish`, the smaller of two, whose tokens divide over `ranks`.
+fn nearest_split(wish: usize, seq_len: usize, ranks: usize) -> usize {
+    let divides = |n: &usize| (n * seq_len).is_multiple_of(ranks);
+    (1..=wish + ranks).filter(divides).min_by_key(|n| (n.abs_diff(wish), *n)).unwrap_or(ranks)
 }
 
 /// The divisor of `whole` that is nearest to `wish`, the smaller of two.

@@ -1,6 +1,7 @@
 //! What can go wrong, one variant per cause.
 
-use pgroups::PgError;
+use gtp::layers::LayerError;
+use pgroups::{PgError, Sequence};
 use thiserror::Error;
 
 use crate::ConfigViolations;
@@ -15,6 +16,31 @@ pub enum ModelError {
     /// The weights: a stale parameter, a failed group.
     #[error(transparent)]
     Groups(Box<PgError>),
+    /// A layer.
+    #[error(transparent)]
+    Layer(Box<LayerError>),
+    /// Weights that are cut in another way than the model.
+    #[error(
+        "the model is planned over a tensor group of {planned}, its weights are handed over one of {given}: plan it on \
+         the layout that the weights lie on (GptPlan::on)"
+    )]
+    TensorSize {
+        /// Members in the plan.
+        planned: u32,
+        /// Members of the group that the weights name; 1 if they name none.
+        given: u32,
+    },
+    /// Weights whose group splits sequences where the model does not, or the other way round.
+    #[error(
+        "the model is planned with the sequence {planned:?} between parallel regions, its weights are handed over with \
+         {given:?}: give both the same"
+    )]
+    SequenceSplit {
+        /// In the plan.
+        planned: Sequence,
+        /// Of the weights.
+        given: Sequence,
+    },
     /// Sizes that cannot be.
     #[error(transparent)]
     Config(#[from] ConfigViolations),
@@ -118,6 +144,23 @@ pub enum ModelError {
         /// Width of the residual stream.
         dim: usize,
     },
+    /// Activations that are not this rank's part under a sequence split.
+    #[error(
+        "{site}: the input has sizes {shape:?}; under a sequence split over {size} ranks it must be [{rows}, {dim}], \
+         this rank's part of all tokens"
+    )]
+    Slice {
+        /// The block.
+        site: String,
+        /// Sizes.
+        shape: Vec<usize>,
+        /// Rows of the part.
+        rows: usize,
+        /// Width of the residual stream.
+        dim: usize,
+        /// Members of the tensor group.
+        size: u32,
+    },
     /// Logits asked behind the sequence.
     #[error("logits at position {position} asked, the sequences have {tokens} tokens")]
     Position {
@@ -140,6 +183,17 @@ pub enum ModelError {
         /// Its logit.
         value: f32,
     },
+}
+
+impl From<LayerError> for ModelError {
+    /// What a layer only passes on keeps its own kind.
+    fn from(error: LayerError) -> ModelError {
+        match error {
+            LayerError::Device(error) => ModelError::Device(error),
+            LayerError::Groups(error) => error.into(),
+            error => ModelError::Layer(Box::new(error)),
+        }
+    }
 }
 
 impl From<PgError> for ModelError {

@@ -6,7 +6,7 @@ use device::Stream;
 use pgroups::{Param, Weights};
 use safetensors::{Dtype, SafeTensors, View, serialize, tensor::TensorView};
 
-use crate::{Arch, GptConfig, GptPlan, ModelError, ModelParam, Output, norm::EPS};
+use crate::{Arch, GptConfig, GptPlan, ModelError, ModelParam, Output, config::EPS};
 
 impl GptPlan {
     /// A safetensors file of all weights, f32, under the names and in the layout that `transformers` uses: matrices of

@@ -2,20 +2,25 @@
 
 use device::{
     DType, Frame, Site, View,
-    ops::{CrossEntropy, Factor, Sum},
+    ops::{Factor, Sum},
 };
+use gtp::layers::{Losses, VocabRows, VocabTable, cross_entropy};
 use pgroups::{Param, Weights};
 
 use crate::{
     Arch, Block, Embedding, GptConfig, GptPlan, Head, ModelError, Output, Recompute, RecomputeLayers, TransformerBlock,
     params::{GPT2_BLOCK, LLAMA_BLOCK},
+    sharding::{Split, WithWholeRows},
 };
 
 /// A GPT over the parameters of one layout.
 pub struct Gpt {
     config: GptConfig,
+    split: Split,
     /// Embedding, transformer blocks, head.
     blocks: Vec<Box<dyn Block>>,
+    /// The head's.
+    table: VocabTable,
     loss: Site,
 }
 
@@ -60,16 +65,18 @@ impl GptPlan {
             Output::Tied => &front[0],
             Output::Own => &own_table[0],
         };
+        let ranks = self.split().ranks();
         let mut blocks: Vec<Box<dyn Block>> = vec![Box::new(Embedding::new(front, c))];
         for (layer, params) in layers.chunks_exact(parts.block).enumerate() {
             let block = match c.arch {
-                Arch::Gpt2 => TransformerBlock::gpt2(c, layer, exactly::<GPT2_BLOCK>(params)),
-                Arch::Llama(llama) => TransformerBlock::llama(c, llama, layer, exactly::<LLAMA_BLOCK>(params)),
+                Arch::Gpt2 => TransformerBlock::gpt2(c, ranks, layer, exactly::<GPT2_BLOCK>(params)),
+                Arch::Llama(llama) => TransformerBlock::llama(c, llama, ranks, layer, exactly::<LLAMA_BLOCK>(params)),
             };
             blocks.push(if recompute.contains(layer) { Box::new(Recompute::new(block)) } else { Box::new(block) });
         }
         blocks.push(Box::new(Head::new(norm, parts.norm_site, table, c)));
-        Ok(Gpt { config: c.clone(), blocks, loss: Site::from("loss") })
+        let (table, loss) = (Head::table(table, c), Site::from("loss"));
+        Ok(Gpt { config: c.clone(), split: self.split(), blocks, table, loss })
     }
 
     pub(crate) fn check_params(&self, params: &[Param]) -> Result<(), ModelError> {
@@ -134,9 +141,10 @@ impl Gpt {
             let (tokens, targets) = shapes();
             return Err(ModelError::Targets { tokens, targets });
         }
+        self.split.check(w)?;
         let hidden = self.trunk(f, w, m.tokens, m.slot)?;
         let logits = self.forward_block(f, w, self.head(), m.slot, &hidden)?;
-        self.loss(f, m, &logits)
+        self.loss(f, w, m, &logits)
     }
 
     /// One block of a forward pass, by its place in [`Gpt::blocks`], for schedules and captures that drive blocks one by
@@ -145,6 +153,18 @@ impl Gpt {
     /// # Errors
     /// As [`Block::forward`].
     pub fn forward_block(
+        &self,
+        f: &mut Frame,
+        w: &mut dyn Weights,
+        at: usize,
+        slot: u32,
+        x: &View,
+    ) -> Result<View, ModelError> {
+        self.split.check(w)?;
+        self.forward_at(f, w, at, slot, x)
+    }
+
+    fn forward_at(
         &self,
         f: &mut Frame,
         w: &mut dyn Weights,
@@ -168,6 +188,7 @@ impl Gpt {
         slot: u32,
         dy: Option<&View>,
     ) -> Result<Option<View>, ModelError> {
+        self.split.check(w)?;
         self.within(f, at, slot, |f, block| {
             let dy = dy.map_or_else(|| f.saved("logits"), |dy| Ok(dy.clone()))?;
             let dx = block.backward_input(f, w, &dy)?;
@@ -177,18 +198,19 @@ impl Gpt {
     }
 
     /// Turns the head's logits into losses, their mean, and their gradient, which takes the logits' place. Keeps it for
-    /// [`Gpt::backward`].
+    /// [`Gpt::backward`]. `w` says which tensor group the logits are cut over; all its members get the same loss.
     ///
     /// # Errors
-    /// Of the device and the frame.
-    pub fn loss(&self, f: &mut Frame, m: &Microbatch<'_>, logits: &View) -> Result<(), ModelError> {
+    /// Of the device, the frame and the group.
+    pub fn loss(&self, f: &mut Frame, w: &dyn Weights, m: &Microbatch<'_>, logits: &View) -> Result<(), ModelError> {
+        self.split.check(w)?;
         let losses = f.temp(&[logits.row_count()], DType::F32)?;
         let back = f.enter(self.head() as u32, m.slot);
         f.keep("logits", logits);
         f.enter(back.0, back.1);
-        let scale = m.token_scale;
-        let cross_entropy = CrossEntropy { logits, targets: m.targets, losses: &losses, dlogits: logits, scale };
-        f.stream().launch(cross_entropy.op(&self.loss)?)?;
+        let vocab = VocabRows { size: self.config.vocab, rows: self.config.vocab_rows };
+        let given = Losses { logits, targets: m.targets, losses: &losses, vocab, scale: m.token_scale };
+        cross_entropy(f, w, &self.loss, &given)?;
         let factor = Factor::Const(1.0 / logits.row_count() as f32);
         f.stream().launch(Sum { x: &losses, factor, total: m.loss }.op(&self.loss)?)?;
         Ok(())
@@ -210,7 +232,8 @@ impl Gpt {
         Ok(())
     }
 
-    /// Logits `[batch, vocab]` for the token after position `at` of each sequence, with weights whose pass is forward.
+    /// Logits `[batch, vocab]` for the token after position `at` of each sequence, with weights whose pass is forward:
+    /// the whole vocabulary on every rank of a tensor group.
     /// What stands behind that position changes nothing, so a frame's plan serves a sequence while it grows.
     ///
     /// # Errors
@@ -219,11 +242,15 @@ impl Gpt {
         if at >= tokens.cols() {
             return Err(ModelError::Position { position: at, tokens: tokens.cols() });
         }
-        let hidden = self.trunk(f, w, tokens, 0)?;
+        self.split.check(w)?;
+        // Whatever training does: a prompt has any number of tokens, and little to save.
+        let mut w = WithWholeRows::new(w);
+        let hidden = self.trunk(f, &mut w, tokens, 0)?;
         let dim = self.config.dim;
         let sequences = hidden.reshape(&[hidden.numel() / (tokens.cols() * dim), tokens.cols() * dim])?;
         let last = sequences.columns(at * dim..(at + 1) * dim)?;
-        self.within(f, self.head(), 0, |f, block| block.forward(f, w, &last))
+        let logits = self.forward_at(f, &mut w, self.head(), 0, &last)?;
+        Ok(self.table.gather_logits(f, &w, &logits)?)
     }
 
     fn head(&self) -> usize {
@@ -232,7 +259,7 @@ impl Gpt {
 
     /// All blocks but the head.
     fn trunk(&self, f: &mut Frame, w: &mut dyn Weights, tokens: &View, slot: u32) -> Result<View, ModelError> {
-        (0..self.head()).try_fold(tokens.clone(), |x, at| self.forward_block(f, w, at, slot, &x))
+        (0..self.head()).try_fold(tokens.clone(), |x, at| self.forward_at(f, w, at, slot, &x))
     }
 
     /// Runs `body` for block `at` with the frame entered for it, and leaves the frame as it was.

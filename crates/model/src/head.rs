@@ -1,45 +1,36 @@
 //! Final norm and logits.
 
-use device::{
-    DType, Frame, Site, View,
-    ops::{Accumulate, Fill, Finish, Gemm, Trans},
-};
+use device::{DType, Frame, View};
+use gtp::layers::{Norm, NormConfig, NormTags, Region, VocabRows, VocabTable};
 use pgroups::{Param, Weights};
 
-use crate::{
-    Block, GptConfig, ModelError,
-    grad::contribute,
-    norm::{Norm, Tags},
-};
+use crate::{Block, GptConfig, ModelError, config::EPS};
 
-/// logits = norm(x) · tableᵀ over the valid part of the vocabulary.
+/// logits = norm(x) · tableᵀ over the valid part of the vocabulary, of which each rank of a tensor group has its share.
 pub struct Head {
     /// Norm weight, norm bias if there is one, table.
     params: Vec<Param>,
     norm: Norm,
-    table: Param,
-    vocab: usize,
-    vocab_rows: usize,
-    site: Site,
+    table: VocabTable,
 }
+
+/// The layer in traces and messages; a tied table has its own name there for its other use.
+const SITE: &str = "lm_head";
 
 impl Head {
     /// Over the final norm's weight, and bias if it has one, and a table of `[vocab_rows, dim]`.
     pub(crate) fn new(norm: &[Param], site: &str, table: &Param, config: &GptConfig) -> Head {
-        let tags = Tags { x: "x", y: "norm", mean: "mean", rstd: "rstd", dy: "dnorm" };
+        let tags = NormTags { x: "x", y: "norm", mean: "mean", rstd: "rstd", dy: "dnorm" };
         Head {
             params: norm.iter().chain([table]).cloned().collect(),
-            norm: Norm::new(&norm[0], norm.get(1), site, tags),
-            table: table.clone(),
-            vocab: config.vocab,
-            vocab_rows: config.vocab_rows,
-            site: Site::from("lm_head"),
+            norm: Norm::new(&norm[0], norm.get(1), site, NormConfig { eps: EPS, tags }),
+            table: Head::table(table, config),
         }
     }
 
-    fn logits(&self, dims: &[usize]) -> Vec<usize> {
-        let (_, outer) = dims.split_last().unwrap_or((&0, &[]));
-        [outer, &[self.vocab]].concat()
+    /// The table, as what turns activations to logits.
+    pub(crate) fn table(table: &Param, config: &GptConfig) -> VocabTable {
+        VocabTable::new(table, VocabRows { size: config.vocab, rows: config.vocab_rows }, SITE)
     }
 }
 
@@ -48,53 +39,31 @@ impl Block for Head {
         &self.params
     }
 
-    /// `[.., dim]` to `[.., vocab]`.
+    /// What this rank has of `[.., dim]` to `[.., its valid ids]`, all rows.
     fn forward(&self, f: &mut Frame, w: &mut dyn Weights, x: &View) -> Result<View, ModelError> {
         let normed = self.norm.forward(f, w, x, None)?;
-        let logits = f.temp(&self.logits(x.shape()), DType::F32)?;
-        let on = f.stream();
-        let table = w.take(&self.table, on)?;
-        let finish = Finish::Into(Accumulate::Overwrite);
-        let valid = table.rows(0..self.vocab)?;
-        on.launch(Gemm { a: &normed, b: &valid, c: &logits, trans: Trans::Nt, finish }.op(&self.site)?)?;
-        w.give_back(&self.table, on)?;
-        Ok(logits)
+        let normed = Region::of(w).gather(f, &normed)?;
+        Ok(self.table.logits(f, w, &normed)?)
     }
 
     fn recompute(&self, f: &mut Frame, w: &mut dyn Weights, x: &View) -> Result<(), ModelError> {
-        self.norm.forward(f, w, x, None).map(drop)
+        Ok(self.norm.forward(f, w, x, None).map(drop)?)
     }
 
     fn backward_input(&self, f: &mut Frame, w: &mut dyn Weights, dy: &View) -> Result<Option<View>, ModelError> {
         f.keep("dlogits", dy);
-        let normed = f.saved("norm")?;
-        let dnorm = f.temp(normed.shape(), DType::F32)?;
-        let on = f.stream();
-        let table = w.take(&self.table, on)?;
-        let finish = Finish::Into(Accumulate::Overwrite);
-        let valid = table.rows(0..self.vocab)?;
-        on.launch(Gemm { a: dy, b: &valid, c: &dnorm, trans: Trans::Nn, finish }.op(&self.site)?)?;
-        w.give_back(&self.table, on)?;
-        self.norm.backward_input(f, w, &dnorm, None).map(Some)
+        let (_, outer) = dy.shape().split_last().unwrap_or((&0, &[]));
+        let dim = f.saved("norm")?.cols();
+        let dnorm = f.temp(&[outer, &[dim]].concat(), DType::F32)?;
+        self.table.logits_backward_input(f, w, dy, &dnorm)?;
+        let dnorm = Region::of(w).reduce(f, &dnorm)?;
+        Ok(Some(self.norm.backward_input(f, w, &dnorm, None)?))
     }
 
     fn backward_weight(&self, f: &mut Frame, w: &mut dyn Weights) -> Result<(), ModelError> {
         let (dlogits, normed) = (f.saved("dlogits")?, f.saved("norm")?);
-        let table = &self.table;
-        let grad = w.grad(table, f.stream())?;
-        let (dtable, into) = grad.target();
-        let finish = Finish::Into(into);
-        let valid = dtable.rows(0..self.vocab)?;
-        let product = Gemm { a: &dlogits, b: &normed, c: &valid, trans: Trans::Tn, finish };
-        f.stream().launch(product.op(&self.site)?)?;
-        if self.vocab_rows > self.vocab {
-            // Rows past the vocabulary get 0 like any other contribution: a first one clears what is there.
-            let rest = dtable.rows(self.vocab..self.vocab_rows)?;
-            let zeros = f.temp(rest.shape(), DType::F32)?;
-            f.stream().launch(Fill { y: &zeros, value: 0.0 }.op(&self.site)?)?;
-            contribute(&zeros, &rest, into, &self.site, f.stream())?;
-        }
-        w.grad_done(table, f.stream())?;
-        self.norm.backward_weight(f, w)
+        let normed = Region::of(w).gather(f, &normed)?;
+        self.table.logits_backward_weight(f, w, &dlogits, &normed)?;
+        Ok(self.norm.backward_weight(f, w)?)
     }
 }

@@ -9,18 +9,17 @@ mod arch; //        which blocks
 mod config; //      sizes, and every rule they break
 mod flops; //       operations per token
 mod params; //      declared parameters, in forward order
+mod sharding; //    how they lie on a layout, and what does not divide
 // How it runs.
 mod attention; //   queries, keys, values, and what they gather
 mod block; //       the seam: forward, input gradient, weight gradient
 mod embedding; //   tokens and learned positions
 mod feed_forward; // the hidden layer
 mod gpt; //         a chain of blocks and its loss
-mod grad; //        where a weight gradient goes
 mod head; //        final norm and logits
-mod linear; //      one product with its weight
-mod norm; //        one norm with its weights
 mod recompute; //   computing a second time instead of keeping
 mod rotary; //      positions as angles
+mod sequences; //   how many tokens there are where a rank has only some
 mod transformer; // attention and feed-forward beside the residual stream
 // Beside it.
 mod error;
@@ -38,6 +37,7 @@ pub use self::{
     params::{Decay, GptPlan, ModelParam},
     recompute::{Recompute, RecomputeLayers},
     sample::{Draw, Sampling, sample},
+    sharding::ShardConfig,
     transformer::TransformerBlock,
 };
 

@@ -15,7 +15,7 @@ pub struct Recompute<B> {
 }
 
 /// Where a forward pass keeps what nobody is to find: as a slot that no driver uses.
-const FORGOTTEN: u32 = 1 << 31;
+pub(crate) const FORGOTTEN: u32 = 1 << 31;
 
 const INPUT: &str = "recompute.x";
 

@@ -18,7 +18,7 @@ pub(crate) struct Turner {
 }
 
 /// The block under which a frame keeps what all blocks share.
-const SHARED: u32 = u32::MAX;
+pub(crate) const SHARED: u32 = u32::MAX;
 
 impl Turner {
     /// For heads of `head_dim` columns, at positions `0..seq_len`.

@@ -14,6 +14,8 @@ mod golden;
 mod golden_case;
 #[path = "api/gradients.rs"]
 mod gradients;
+#[path = "api/layouts.rs"]
+mod layouts;
 #[path = "api/memory.rs"]
 mod memory;
 #[path = "api/recompute.rs"]
@@ -22,5 +24,9 @@ mod recompute;
 mod reference;
 #[path = "api/rig.rs"]
 mod rig;
+#[path = "api/tensor.rs"]
+mod tensor;
+#[path = "api/tensor_rig.rs"]
+mod tensor_rig;
 #[path = "api/twins.rs"]
 mod twins;

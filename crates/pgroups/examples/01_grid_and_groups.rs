@@ -49,7 +49,9 @@ fn main() -> Result<(), PgError> {
             continue;
         };
         let kind = if shard.is_owner() { "owner" } else { "replica" };
-        println!("  rank {rank}: rows {:>3}..{:<3} {kind}", shard.region[0].start, shard.region[0].end);
+        for span in &shard.region[0] {
+            println!("  rank {rank}: rows {:>3}..{:<3} {kind}", span.global.start, span.global.end);
+        }
     }
 
     let stream = weight.init_stream(Seed(7));

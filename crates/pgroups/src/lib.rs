@@ -41,6 +41,7 @@ mod param; //        a parameter that has memory
 mod param_set; //    all of a rank's, in one buffer
 mod publish; //      who makes values readable, who waits for gradients
 mod turn; //         the only way to a value
+mod tensor; //       ranks that compute one product together
 mod weights; //      what a model's blocks see of all that
 // Start and errors.
 mod error;
@@ -66,11 +67,12 @@ pub use self::{
     placement::{Cut, Fragment, Fragments, ParamSpec, Pin, Placement, padded_cut},
     plan::{Fingerprint, GroupsPlan, Needs, PlanDump, Planned, PlannedKey, WhyEmpty},
     plan_error::PlanError,
-    publish::{After, Epochs, HostState, Landed, Publish, Quiet, Recorder},
+    publish::{After, Epochs, HandOver, HostState, Landed, Publish, Quiet, Recorder},
     rank::{GlobalRank, GroupRank},
     registry::Registry,
     report::{GroupsReport, groups_report},
-    shard_map::{Replica, Shard, ShardMap},
+    shard_map::{Replica, Shard, ShardMap, Span},
+    tensor::{Sequence, TensorParallel},
     turn::{Pass, Turn},
     views::{ViewKey, ViewName, Views},
     violation::{LayoutViolation, Nearest, Steps, Violations},

@@ -60,8 +60,12 @@ pub struct Cut {
     pub dim: usize,
     /// The axis.
     pub axis: Axis,
-    /// Elements: the dimension is padded to a multiple of alignment x axis size. 0: it has to divide exactly.
+    /// Elements: each block is padded to a multiple of alignment x axis size. 0: it has to divide exactly.
     pub alignment: usize,
+    /// Equal blocks that the dimension is made of, such as 3 for queries, keys and values in one weight. Each is cut
+    /// for itself, and a shard has its part of every block, one behind the other. More than 1 only in the first cut of
+    /// a dimension.
+    pub blocks: usize,
 }
 
 /// The coordinates of one axis that hold the tensor; the first of them owns it.
@@ -82,8 +86,14 @@ impl Placement {
 
     /// Adds an inner cut.
     #[must_use]
-    pub fn cut(mut self, dim: usize, axis: Axis, alignment: usize) -> Placement {
-        self.cuts.push(Cut { dim, axis, alignment });
+    pub fn cut(self, dim: usize, axis: Axis, alignment: usize) -> Placement {
+        self.cut_blocks(dim, axis, alignment, 1)
+    }
+
+    /// Adds a cut of each of a dimension's equal blocks, for the first cut of that dimension.
+    #[must_use]
+    pub fn cut_blocks(mut self, dim: usize, axis: Axis, alignment: usize, blocks: usize) -> Placement {
+        self.cuts.push(Cut { dim, axis, alignment, blocks });
         self
     }
 
@@ -99,7 +109,7 @@ impl Placement {
     /// # Errors
     /// [`PlanError::NoElements`] for a dimension of 0; [`PlanError::UnknownAxis`]; [`PlanError::AxisUsedTwice`];
     /// [`PlanError::NoSuchDim`]; [`PlanError::Uneven`] for alignment 0 and a dimension that does not divide;
-    /// [`PlanError::PaddingOverflow`]; [`PlanError::BadPin`].
+    /// [`PlanError::UnevenBlocks`]; [`PlanError::InnerBlocks`]; [`PlanError::PaddingOverflow`]; [`PlanError::BadPin`].
     pub fn on(&self, grid: &Arc<Grid>) -> Result<ShardMap, PlanError> {
         ShardMap::new(self, grid)
     }

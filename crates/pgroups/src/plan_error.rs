@@ -323,6 +323,32 @@ pub enum PlanError {
         /// The next number that divides.
         padded: usize,
     },
+    /// A dimension that is not made of the equal blocks that its cut names.
+    #[error(
+        "dimension {dim} has {rows} elements, which are not {blocks} equal blocks of at least one: \
+         make it a multiple of {}", .blocks.max(&1)
+    )]
+    UnevenBlocks {
+        /// The dimension.
+        dim: usize,
+        /// Its elements.
+        rows: usize,
+        /// Blocks.
+        blocks: usize,
+    },
+    /// Blocks in a cut of what another cut left.
+    #[error(
+        "axis '{axis}' cuts dimension {dim} in {blocks} blocks behind another cut of it: \
+         only the first cut of a dimension sees its blocks, so put it there"
+    )]
+    InnerBlocks {
+        /// The dimension.
+        dim: usize,
+        /// The axis.
+        axis: Axis,
+        /// Blocks.
+        blocks: usize,
+    },
     /// Padding beyond what memory can hold.
     #[error(
         "dimension {dim} with {rows} elements, padded to alignment {alignment} x {parts} parts, is too large: lower the alignment"

@@ -89,7 +89,8 @@ pub trait Publish: Send + Sync {
         None
     }
 
-    /// Recorded behind every publication; the same event for life.
+    /// Recorded behind every publication; the same event for life. Traces know the publisher by its name, which no
+    /// other publisher of the device may have.
     fn event(&self) -> &Event;
 
     /// A read has ended. The first write of the next epoch waits for all of them.
@@ -145,6 +146,29 @@ pub trait Recorder {
     /// # Errors
     /// As [`Recorder::read`].
     fn landed(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError>;
+
+    /// What is captured counts on something beside parameters, and leaves something: both are `what`'s at each replay.
+    ///
+    /// # Errors
+    /// As [`Recorder::read`].
+    fn hand_over(&mut self, what: Arc<dyn HandOver>) -> Result<(), PgError>;
+}
+
+/// What captured work finds and what it leaves beside parameters, such as weights that one graph gathers and the next
+/// one uses. Held by the graph; it holds its backend weakly.
+pub trait HandOver: Send + Sync {
+    /// Ahead of each launch on `stream`, behind its publications: makes true what the captured work counts on, and
+    /// orders `stream` behind everything under way that touches the same memory.
+    ///
+    /// # Errors
+    /// The backend's; those of other crates through [`PgError::backend`]. Nothing is launched then.
+    fn prepare(&self, stream: &Stream) -> Result<(), PgError>;
+
+    /// Behind each launch on `stream`.
+    ///
+    /// # Errors
+    /// As [`HandOver::prepare`].
+    fn apply(&self, stream: &Stream) -> Result<(), PgError>;
 }
 
 /// Whoever keeps account on the host of what was submitted (epochs, counters, events): what a capture of a whole step

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 use crate::{
     axis::{Axis, join},
     grid::Grid,
-    placement::{Placement, cut_dim},
+    placement::{Cut, Placement, cut_dim},
     plan_error::PlanError,
     rank::GlobalRank,
 };
@@ -21,13 +21,49 @@ pub struct ShardMap {
     free: Vec<FreeAxis>,
 }
 
-/// One cut: `parts` pieces of `len` elements, a piece per coordinate of an axis.
+/// One cut: of each block of `block` elements `parts` pieces of `len`, a piece per coordinate of an axis.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct CutStep {
     dim: usize,
     parts: u32,
     stride: u32,
+    block: usize,
     len: usize,
+}
+
+impl CutStep {
+    fn new(cut: &Cut, size: usize, is_first: bool, grid: &Grid) -> Result<CutStep, PlanError> {
+        let &Cut { dim, alignment, blocks, .. } = cut;
+        if blocks != 1 && !is_first {
+            return Err(PlanError::InnerBlocks { dim, axis: cut.axis.clone(), blocks });
+        }
+        if blocks == 0 || !size.is_multiple_of(blocks) {
+            return Err(PlanError::UnevenBlocks { dim, rows: size, blocks });
+        }
+        let (parts, stride) = extent(grid, &cut.axis)?;
+        let block = size / blocks;
+        let (len, _) = cut_dim(dim, block, parts, alignment)?;
+        Ok(CutStep { dim, parts, stride, block, len })
+    }
+
+    /// What piece `part` of each block has of `spans`, which are of what is cut.
+    fn piece(&self, spans: &[Span], part: usize) -> Vec<Span> {
+        let mut held = Vec::new();
+        for span in spans {
+            // A span of what an earlier cut left may lie in one block only: that is the whole of it.
+            for block in span.local.start / self.block..span.local.end.div_ceil(self.block) {
+                let first = block * self.block + part * self.len;
+                let end = (first + self.len).min((block + 1) * self.block).min(span.local.end);
+                let start = first.max(span.local.start);
+                if start < end {
+                    let global = span.global.start + (start - span.local.start);
+                    let local = block * self.len + (start - first);
+                    held.push(Span { global: global..global + (end - start), local: local..local + (end - start) });
+                }
+            }
+        }
+        held
+    }
 }
 
 /// An axis that does not cut: its coordinates hold replicas.
@@ -65,12 +101,24 @@ impl FreeAxis {
 pub struct Shard {
     /// Its place among the fragments along each dimension; of nested cuts the inner one varies fastest.
     pub chunk: Vec<usize>,
-    /// The first element in the padded global tensor: `chunk` x local shape. What checkpoints store.
+    /// The first element in the padded tensor that all shards, one behind the other, make: `chunk` x local shape. What
+    /// checkpoints store. Where a dimension is cut block by block, this tensor has its elements in another order than
+    /// the global one.
     pub offset: Vec<usize>,
-    /// Its elements of the true global tensor along each dimension; the rest of the local shape is padding.
-    pub region: Vec<Range<usize>>,
+    /// Its elements of the true global tensor along each dimension, in ascending order: one span, or one of each
+    /// block; none where there is only padding. The rest of the local shape is padding.
+    pub region: Vec<Vec<Span>>,
     /// Which copy it is.
     pub replica: Replica,
+}
+
+/// A run of indices along one dimension: in the global tensor, and where it lies in the shard. Of equal length.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// In the true global tensor.
+    pub global: Range<usize>,
+    /// In the local shape.
+    pub local: Range<usize>,
 }
 
 /// Which copy of its elements a rank holds; all zero on the owner.
@@ -102,33 +150,33 @@ impl Shard {
     /// The number of its elements, padding left out.
     #[must_use]
     pub fn numel(&self) -> usize {
-        self.region.iter().map(ExactSizeIterator::len).product()
+        self.region.iter().map(|spans| spans.iter().map(|span| span.global.len()).sum::<usize>()).product()
     }
 
-    /// Calls `visit` with every contiguous run of its elements: global and local row-major indices.
+    /// Calls `visit` with every contiguous run of its elements: global and local row-major indices, both ascending.
     pub fn each_run(&self, map: &ShardMap, mut visit: impl FnMut(Range<u64>, Range<usize>)) {
-        let dims = self.region.len();
-        if self.numel() == 0 {
-            return;
-        }
-        let last = dims.saturating_sub(1);
-        let run = self.region.last().map_or(1, ExactSizeIterator::len);
-        let rows = self.numel() / run;
-        let mut at = vec![0; dims];
-        for _ in 0..rows {
-            let (mut global, mut local) = (0u64, 0);
-            for (dim, step) in at.iter().enumerate() {
-                global = global * map.global[dim] as u64 + (self.region[dim].start + step) as u64;
-                local = local * map.local[dim] + step;
+        self.runs_below(map, 0, (0, 0), &mut visit);
+    }
+
+    /// The runs of one row of the outer dimensions, whose global and local row-major index is `at`.
+    fn runs_below(
+        &self,
+        map: &ShardMap,
+        dim: usize,
+        at: (u64, usize),
+        visit: &mut impl FnMut(Range<u64>, Range<usize>),
+    ) {
+        let Some(spans) = self.region.get(dim) else { return visit(at.0..at.0 + 1, at.1..at.1 + 1) };
+        let is_last = dim + 1 == self.region.len();
+        let start = (at.0 * map.global[dim] as u64, at.1 * map.local[dim]);
+        for span in spans {
+            let (global, local) = (start.0 + span.global.start as u64, start.1 + span.local.start);
+            let len = span.global.len();
+            if is_last {
+                visit(global..global + len as u64, local..local + len);
+                continue;
             }
-            visit(global..global + run as u64, local..local + run);
-            for dim in (0..last).rev() {
-                at[dim] += 1;
-                if at[dim] < self.region[dim].len() {
-                    break;
-                }
-                at[dim] = 0;
-            }
+            (0..len).for_each(|step| self.runs_below(map, dim + 1, (global + step as u64, local + step), visit));
         }
     }
 }
@@ -152,11 +200,11 @@ impl ShardMap {
             if cut.dim >= dims {
                 return Err(PlanError::NoSuchDim { dim: cut.dim, dims });
             }
-            let (parts, stride) = extent(grid, &cut.axis)?;
-            let (len, _) = cut_dim(cut.dim, map.local[cut.dim], parts, cut.alignment)?;
-            map.local[cut.dim] = len;
-            map.fragments[cut.dim] *= parts as usize;
-            map.cuts.push(CutStep { dim: cut.dim, parts, stride, len });
+            let is_first = map.cuts.iter().all(|earlier| earlier.dim != cut.dim);
+            let step = CutStep::new(cut, map.local[cut.dim], is_first, grid)?;
+            map.local[cut.dim] = cut.blocks * step.len;
+            map.fragments[cut.dim] *= step.parts as usize;
+            map.cuts.push(step);
         }
         for (axis, size) in grid.axes() {
             if placement.cuts.iter().any(|cut| cut.axis == *axis) {
@@ -209,18 +257,15 @@ impl ShardMap {
         let local_rank = rank.0 - self.grid.offset().0;
         let replica = self.replica(local_rank)?;
         let mut chunk = vec![0; self.global.len()];
-        let mut start = vec![0; self.global.len()];
-        let mut held = self.global.clone();
+        let whole = self.global.iter().map(|&n| vec![Span { global: 0..n, local: 0..n }]);
+        let mut region: Vec<Vec<Span>> = whole.collect();
         for cut in &self.cuts {
             let part = (local_rank / cut.stride % cut.parts) as usize;
             chunk[cut.dim] = chunk[cut.dim] * cut.parts as usize + part;
-            let skipped = (part * cut.len).min(held[cut.dim]);
-            start[cut.dim] += skipped;
-            held[cut.dim] = (held[cut.dim] - skipped).min(cut.len);
+            region[cut.dim] = cut.piece(&region[cut.dim], part);
         }
         let offset = chunk.iter().zip(&self.local).map(|(c, len)| c * len);
-        let region = start.iter().zip(&held).map(|(&s, &n)| s..s + n);
-        Some(Shard { offset: offset.collect(), region: region.collect(), chunk, replica })
+        Some(Shard { offset: offset.collect(), region, chunk, replica })
     }
 
     /// The one owner of an element.
@@ -256,9 +301,10 @@ impl ShardMap {
         let mut rest = index.to_vec();
         let mut rank = self.grid.offset().0;
         for cut in &self.cuts {
-            // Inside the tensor, so below `parts`, which is a u32.
-            rank += (rest[cut.dim] / cut.len) as u32 * cut.stride;
-            rest[cut.dim] %= cut.len;
+            let (block, within) = (rest[cut.dim] / cut.block, rest[cut.dim] % cut.block);
+            // Inside the block, so below `parts`, which is a u32.
+            rank += (within / cut.len) as u32 * cut.stride;
+            rest[cut.dim] = block * cut.len + within % cut.len;
         }
         Ok(rank)
     }

@@ -1,11 +1,13 @@
 //! The only way to a parameter's value.
 
+use std::sync::Arc;
+
 use device::{Access, Note, Stream, TraceAccess, View, Why};
 
 use crate::{
     error::PgError,
     param::Param,
-    publish::{After, Recorder},
+    publish::{After, HandOver, Recorder},
     weights::Keep,
 };
 
@@ -41,6 +43,7 @@ impl Pass {
 /// | end of a read, any pass | tell the publisher | record |
 /// | gradient about to be written, any pass | ask the sink, which orders this stream | record |
 /// | gradient landed, any pass | tell the sink | record |
+/// | hand-over, any pass | nothing | record |
 pub struct Turn<'c> {
     pass: Pass,
     recorder: Option<&'c mut (dyn Recorder + 'c)>,
@@ -127,6 +130,21 @@ impl<'c> Turn<'c> {
                 sink.landed(param, After::Stream(stream))
             }),
         }
+    }
+
+    /// Whether what is submitted is being captured in a graph below the scope of a step.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        self.recorder.is_some()
+    }
+
+    /// Names what a captured graph finds and leaves beside parameters. Does nothing in a pass that runs as it is
+    /// submitted.
+    ///
+    /// # Errors
+    /// The recorder's.
+    pub fn hand_over(&mut self, what: Arc<dyn HandOver>) -> Result<(), PgError> {
+        self.recorder.as_mut().map_or(Ok(()), |recorder| recorder.hand_over(what))
     }
 
     /// Changes the pass; returns the one to go back to. Recompute inside backward needs it.

@@ -7,6 +7,7 @@ use device::{Stream, View, ops::Accumulate};
 use crate::{
     error::PgError,
     param::{Param, ParamId},
+    tensor::TensorParallel,
     turn::{Pass, Turn},
 };
 
@@ -77,13 +78,20 @@ pub trait Weights {
 
     /// Changes the pass (recompute inside backward); returns the one to go back to.
     fn enter(&mut self, pass: Pass) -> Pass;
+
+    /// The tensor group that the weights are cut over, whose members compute with their parts together. None, or a
+    /// group of one: nothing is cut, and layers submit what they would without a group.
+    fn tensor(&self) -> Option<&TensorParallel> {
+        None
+    }
 }
 
-/// Weights that every rank holds whole, where they are used: nothing is gathered, gradients go straight to
-/// `main_grad`, as whoever waits for them says ([`Landed::open`](crate::Landed::open)).
+/// Weights that every rank holds as it computes with them: nothing is gathered, gradients go straight to `main_grad`,
+/// as whoever waits for them says ([`Landed::open`](crate::Landed::open)).
 pub struct Whole<'c> {
     turn: Turn<'c>,
     first: First,
+    tensor: Option<TensorParallel>,
 }
 
 /// What a parameter's first contribution of the pass does with what its gradient holds if nobody waits for it.
@@ -100,7 +108,7 @@ impl<'c> Whole<'c> {
     /// Every contribution is added where nobody waits for the gradient; whoever begins a step has set it to zero.
     #[must_use]
     pub fn new(turn: Turn<'c>) -> Whole<'c> {
-        Whole { turn, first: First::Adds }
+        Whole { turn, first: First::Adds, tensor: None }
     }
 
     /// Where nobody waits for the gradient, the first contribution of the pass to each parameter multiplies what is
@@ -108,7 +116,13 @@ impl<'c> Whole<'c> {
     /// in the first microbatch has to be set to zero.
     #[must_use]
     pub fn keeping(turn: Turn<'c>, flag: &View) -> Whole<'c> {
-        Whole { turn, first: First::Keeps { flag: flag.clone(), had: HashMap::new() } }
+        Whole { turn, first: First::Keeps { flag: flag.clone(), had: HashMap::new() }, tensor: None }
+    }
+
+    /// The weights are this rank's parts of a tensor group's.
+    #[must_use]
+    pub fn over(self, tensor: &TensorParallel) -> Whole<'c> {
+        Whole { tensor: Some(tensor.clone()), ..self }
     }
 }
 
@@ -139,5 +153,9 @@ impl Weights for Whole<'_> {
 
     fn enter(&mut self, pass: Pass) -> Pass {
         self.turn.enter(pass)
+    }
+
+    fn tensor(&self) -> Option<&TensorParallel> {
+        self.tensor.as_ref()
     }
 }

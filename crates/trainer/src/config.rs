@@ -14,16 +14,16 @@ mod violation; // what is wrong, in one report
 pub use self::{
     batch::{Indivisible, Microbatches},
     choices::{
-        Arch, DeviceKind, Dispatch, GateMode, GraphScope, LossNormalization, Number, ProgressKind, Recompute,
-        ScheduleKind, TokenizerKind,
+        Arch, DeviceKind, Dispatch, LossNormalization, Number, ProgressKind, Recompute, ScheduleKind, TokenizerKind,
     },
     layout::LayoutConfig,
     schedule::Schedule,
     violation::{NoEffect, NotYet, Range, Report, Rule, Setting, SettingValue, Violation},
 };
 use crate::error::TrainError;
+pub use graphcap::{GateMode, GraphScope};
 use reader::Reader;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -42,6 +42,8 @@ pub struct Config {
     pub optimizer: OptimizerConfig,
     /// Gradient buckets.
     pub ddp: DdpConfig,
+    /// Sharded weights.
+    pub gtp: GtpConfig,
     /// Captured graphs.
     pub graph: GraphConfig,
     /// How numbers are stored.
@@ -145,34 +147,51 @@ pub struct DdpConfig {
     pub dispatch: Dispatch,
 }
 
+/// `[gtp]`: nothing without shards of weights (`layout.gtp` above 1).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GtpConfig {
+    /// Uses of weights that a weight is gathered ahead. Default 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub look_ahead: Option<usize>,
+    /// Bytes that may be gathered ahead at a time; none: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub look_ahead_bytes: Option<usize>,
+    /// Rows of a weight are padded to a multiple of this times `layout.gtp`; 0: they must divide. Default 16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alignment: Option<usize>,
+    /// Whether the shards' gradients travel in pieces that are added up in f32 by their owner. Default false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub f32_reduce: Option<bool>,
+}
+
 /// `[graph]`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GraphConfig {
     /// How much of a step is captured as one graph. Default none.
+    #[serde(serialize_with = "as_text")]
     pub scope: GraphScope,
     /// Where graphs wait for parameters and gradients; none where there are no such graphs. Default in-graph.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "text_if_any")]
     pub gates: Option<GateMode>,
+}
+
+fn as_text<S: Serializer>(value: &GraphScope, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(value)
+}
+
+fn text_if_any<S: Serializer>(value: &Option<GateMode>, to: S) -> Result<S::Ok, S::Error> {
+    value.map(GateMode::name).serialize(to)
 }
 
 impl GraphConfig {
     /// What is captured; none: nothing.
     pub fn scope(&self) -> Option<graphcap::Scope> {
-        match self.scope {
-            GraphScope::None => None,
-            GraphScope::Layer => Some(graphcap::Scope::Layer),
-            GraphScope::Chunk => Some(graphcap::Scope::Chunk),
-            GraphScope::Microbatch => Some(graphcap::Scope::Microbatch),
-            GraphScope::Step => Some(graphcap::Scope::Step),
-        }
+        self.scope.captured()
     }
 
     /// Where graphs wait.
-    pub fn gate_mode(&self) -> graphcap::GateMode {
-        match self.gates {
-            Some(GateMode::BeforeReplay) => graphcap::GateMode::BeforeReplay,
-            Some(GateMode::InGraph) | None => graphcap::GateMode::InGraph,
-        }
+    pub fn gate_mode(&self) -> GateMode {
+        self.gates.unwrap_or(GateMode::InGraph)
     }
 }
 
@@ -275,6 +294,7 @@ impl Config {
             train: &'a TrainConfig,
             optimizer: &'a OptimizerConfig,
             ddp: &'a DdpConfig,
+            gtp: &'a GtpConfig,
             graph: &'a GraphConfig,
             precision: &'a PrecisionConfig,
             data: toml::Table,
@@ -286,8 +306,8 @@ impl Config {
         data.insert("path".to_owned(), self.data.path.iter().map(whole).collect::<Vec<_>>().into());
         data.insert("tokenizer".to_owned(), self.data.tokenizer.to_string().into());
         data.insert("split".to_owned(), self.data.split.to_string().into());
-        let Config { model, layout, train, optimizer, ddp, graph, precision, device, log, .. } = self;
-        toml::to_string(&Written { model, layout, train, optimizer, ddp, graph, precision, data, device, log })
+        let Config { model, layout, train, optimizer, ddp, gtp, graph, precision, device, log, .. } = self;
+        toml::to_string(&Written { model, layout, train, optimizer, ddp, gtp, graph, precision, data, device, log })
             .expect("BUG: settings are plain TOML values")
     }
 

@@ -18,9 +18,9 @@ pub use self::{
     commands::{Outcome, run},
     config::{
         Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphScope,
-        Indivisible, LayoutConfig, LogConfig, LossNormalization, Microbatches, ModelConfig, NoEffect, NotYet, Number,
-        OptimizerConfig, PrecisionConfig, ProgressKind, Range, Recompute, Report, Rule, Schedule, ScheduleKind,
-        Setting, SettingValue, TokenizerKind, TrainConfig, Violation,
+        GtpConfig, Indivisible, LayoutConfig, LogConfig, LossNormalization, Microbatches, ModelConfig, NoEffect,
+        NotYet, Number, OptimizerConfig, PrecisionConfig, ProgressKind, Range, Recompute, Report, Rule, Schedule,
+        ScheduleKind, Setting, SettingValue, TokenizerKind, TrainConfig, Violation,
     },
     error::TrainError,
     events::EventFile,

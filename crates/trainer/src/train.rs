@@ -4,6 +4,7 @@
 mod arena_test;
 mod data_parallel; // buckets, the optimizer, who publishes when
 mod graphs; // steps from captured graphs
+mod sharded; // weights cut over tensor groups and shards
 mod eval; // the loss on text that is not trained on
 mod loss_log; // losses on their way to the host, at most two steps behind
 mod normalize; // what a token's gradient is multiplied with
@@ -28,6 +29,7 @@ mod writer; // text from the trained model
 
 #[cfg(test)]
 pub(crate) use self::rank::gpt_plan;
+pub(crate) use self::rank::lay_out;
 pub use self::{
     data_parallel::ParallelSummary,
     peak::product_peak,

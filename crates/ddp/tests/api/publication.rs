@@ -142,6 +142,9 @@ fn a_captured_read_issues_nothing_and_the_next_eager_one_all() {
         fn landed(&mut self, _: &pgroups::Param, _: &device::Stream) -> Result<(), PgError> {
             Ok(())
         }
+        fn hand_over(&mut self, _: std::sync::Arc<dyn pgroups::HandOver>) -> Result<(), pgroups::PgError> {
+            unreachable!("whole weights hand nothing over")
+        }
     }
     on_all(&three(Dispatch::Chain), |one| {
         step(one)?;

@@ -437,6 +437,10 @@ fn a_captured_pass_lands_nothing_and_a_foreign_parameter_just_adds() {
                     self.0.push(format!("landed {}", p.name()));
                     Ok(())
                 }
+
+                fn hand_over(&mut self, _: std::sync::Arc<dyn pgroups::HandOver>) -> Result<(), pgroups::PgError> {
+                    unreachable!("whole weights hand nothing over")
+                }
             }
             let mut tape = Tape(Vec::new());
             let mut weights = Whole::new(Turn::recorded(Pass::Forward, &mut tape));

@@ -72,7 +72,7 @@ fn drive(rig: &Rig, blocks: &[Box<dyn Block>], order: &[usize]) -> Results {
     }
     let token_scale = Factor::Const(1.0 / 14.0);
     let m = Microbatch { tokens: &tokens, targets: &targets, loss: &rig.loss, token_scale, slot: 5 };
-    rig.gpt.loss(&mut f, &m, &x).unwrap();
+    rig.gpt.loss(&mut f, &w, &m, &x).unwrap();
     w.settled();
     let mut w = rig.weights(Layout::Main, Pass::Backward);
     let mut dy = Some(x);
@@ -210,6 +210,10 @@ impl Recorder for Notes {
 
     fn landed(&mut self, _: &Param, _: &Stream) -> Result<(), PgError> {
         Ok(())
+    }
+
+    fn hand_over(&mut self, _: std::sync::Arc<dyn pgroups::HandOver>) -> Result<(), PgError> {
+        unreachable!("whole weights hand nothing over")
     }
 }
 

@@ -43,6 +43,10 @@ fn shards_of_every_layout_are_parts_of_the_same_tensor() {
             assert_eq!(assembled(&layout, &spec(column, init), seed), full, "{text}, column");
             let row = Placement::whole([37, 12]).cut(1, Axis::TP, 1).cut(0, Axis::GTP, 16);
             assert_eq!(assembled(&layout, &spec(row, init), seed), full, "{text}, row");
+            let fused = Placement::whole([37, 12]).cut_blocks(1, Axis::TP, 1, 3).cut(0, Axis::GTP, 4);
+            assert_eq!(assembled(&layout, &spec(fused, init), seed), full, "{text}, blocks of the last dimension");
+            let fused = Placement::whole([111, 4]).cut_blocks(0, Axis::TP, 2, 3).cut(0, Axis::GTP, 4);
+            assert_eq!(assembled(&layout, &spec(fused, init), seed), full, "{text}, blocks of the first");
         }
     }
 }

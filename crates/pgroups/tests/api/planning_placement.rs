@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use pgroups::{
-    Axis, Cut, Fragment, Fragments, GlobalRank, Grid, Pin, Placement, PlanError, Replica, ShardMap, padded_cut,
+    Axis, Cut, Fragment, Fragments, GlobalRank, Grid, Pin, Placement, PlanError, Replica, Shard, ShardMap, Span,
+    padded_cut,
 };
 use proptest::prelude::*;
 
@@ -106,9 +107,59 @@ fn a_padded_inner_cut_leaves_the_outer_offsets_true() {
     let grid = grid(&[("tp", 2), ("gtp", 2)]);
     let map = Placement::whole([100]).cut(0, Axis::TP, 0).cut(0, Axis::GTP, 16).on(&grid).unwrap();
     let region = |rank| map.shard(GlobalRank(rank)).unwrap().region[0].clone();
-    assert_eq!([region(0), region(2), region(1), region(3)], [0..32, 32..50, 50..82, 82..100]);
+    let wanted = [0..32, 32..50, 50..82, 82..100].map(|global| [Span { local: 0..global.len(), global }]);
+    assert_eq!([region(0), region(2), region(1), region(3)], wanted);
     assert_eq!(offsets(&map, &[1, 3]), [[64], [96]]);
     assert_eq!(map.owner(&[50]), Ok(GlobalRank(1)));
+}
+
+#[test]
+fn a_fused_weight_is_cut_block_by_block() {
+    // Queries 0..6, keys 6..12, values 12..18: every rank has a third of each.
+    let grid = grid(&[("tp", 3), ("gtp", 2)]);
+    let fused = Placement::whole([18, 4]).cut_blocks(0, Axis::TP, 0, 3);
+    let map = fused.on(&grid).unwrap();
+    assert_eq!((map.local_shape(), map.fragments()), (&[6, 4][..], &[3, 1][..]));
+    let rows = |map: &ShardMap, rank| -> Vec<(usize, usize)> {
+        let spans = map.shard(GlobalRank(rank)).unwrap().region[0].clone();
+        spans.into_iter().flat_map(|span| span.local.zip(span.global)).collect()
+    };
+    assert_eq!(rows(&map, 0), [(0, 0), (1, 1), (2, 6), (3, 7), (4, 12), (5, 13)]);
+    assert_eq!(rows(&map, 2), [(0, 4), (1, 5), (2, 10), (3, 11), (4, 16), (5, 17)]);
+    assert_eq!(map.owner(&[11, 3]), Ok(GlobalRank(2)));
+    // An inner cut sees the six local rows, padded to eight: a span of two blocks, and padding at the end.
+    let map = fused.cut(0, Axis::GTP, 4).on(&grid).unwrap();
+    assert_eq!((map.local_shape(), map.fragments()), (&[4, 4][..], &[6, 1][..]));
+    assert_eq!(rows(&map, 1), [(0, 2), (1, 3), (2, 8), (3, 9)]);
+    assert_eq!(rows(&map, 1 + 3), [(0, 14), (1, 15)]);
+    assert_eq!(map.holders(&[15, 0]), Ok(vec![GlobalRank(4)]));
+}
+
+#[test]
+fn blocks_are_padded_one_by_one() {
+    // Two blocks of five rows over two ranks: three and two of each, the second rank's third row of each is padding.
+    let map = Placement::whole([10]).cut_blocks(0, Axis::TP, 1, 2).on(&grid(&[("tp", 2)])).unwrap();
+    assert_eq!(map.local_shape(), [6]);
+    let region = |rank| map.shard(GlobalRank(rank)).unwrap().region[0].clone();
+    let span = |global, local| Span { global, local };
+    assert_eq!(region(0), [span(0..3, 0..3), span(5..8, 3..6)]);
+    assert_eq!(region(1), [span(3..5, 0..2), span(8..10, 3..5)]);
+}
+
+#[test]
+fn blocks_that_cannot_be_are_refused_with_the_way_out() {
+    let grid = grid(&[("tp", 2), ("gtp", 3)]);
+    let refused = |placement: Placement| placement.on(&grid).unwrap_err();
+    let uneven = refused(Placement::whole([16]).cut_blocks(0, Axis::TP, 1, 3));
+    assert_eq!(uneven, PlanError::UnevenBlocks { dim: 0, rows: 16, blocks: 3 });
+    assert!(uneven.to_string().contains("make it a multiple of 3"), "{uneven}");
+    assert!(matches!(refused(Placement::whole([16]).cut_blocks(0, Axis::TP, 1, 0)), PlanError::UnevenBlocks { .. }));
+    let inner = refused(Placement::whole([18, 2]).cut(0, Axis::GTP, 0).cut_blocks(0, Axis::TP, 0, 3));
+    assert_eq!(inner, PlanError::InnerBlocks { dim: 0, axis: Axis::TP, blocks: 3 });
+    // Behind a cut of another dimension it is the first of its own.
+    Placement::whole([18, 3]).cut(1, Axis::GTP, 0).cut_blocks(0, Axis::TP, 0, 3).on(&grid).unwrap();
+    let odd = refused(Placement::whole([18]).cut_blocks(0, Axis::TP, 0, 6));
+    assert!(matches!(odd, PlanError::Uneven { rows: 3, parts: 2, .. }), "a block divides, not the dimension: {odd}");
 }
 
 #[test]
@@ -181,21 +232,40 @@ fn placements() -> impl Strategy<Value = (Arc<Grid>, Placement)> {
     let sizes = prop::collection::vec(1u32..4, 5);
     let names = Just(vec!["tp", "gtp", "dp", "pp", "node"]).prop_shuffle();
     let shape = prop::collection::vec(1usize..14, 1..4);
-    let uses = prop::collection::vec((0usize..4, 1usize..5), 5);
+    let uses = prop::collection::vec((0usize..4, 1usize..5, 1usize..4), 5);
     (sizes, names, shape, uses, 0u32..3).prop_map(|(sizes, names, shape, uses, offset)| {
         let axes: Vec<(&str, u32)> = names.into_iter().zip(sizes).collect();
         let mut placement = Placement::whole(shape.clone());
-        for ((name, size), (dim, alignment)) in axes.iter().zip(uses) {
+        for ((name, size), (dim, alignment, blocks)) in axes.iter().zip(uses) {
             if *name == "pp" {
                 let pin = Pin { axis: axis(name), at: vec![size - 1] };
                 placement.pins.push(pin);
             } else if dim < shape.len() {
-                placement.cuts.push(Cut { dim, axis: axis(name), alignment });
+                // Blocks only where they can be: in the first cut of a dimension that they divide.
+                let is_first = placement.cuts.iter().all(|cut| cut.dim != dim);
+                let blocks = if is_first && shape[dim].is_multiple_of(blocks) { blocks } else { 1 };
+                placement.cuts.push(Cut { dim, axis: axis(name), alignment, blocks });
             }
         }
         let grid = Grid::new(&sized(&axes), GlobalRank(offset), 1 << 12).unwrap();
         (Arc::new(grid), placement)
     })
+}
+
+/// Every element that a shard has: its index in the global tensor and in the shard, in the order of both.
+fn held(shard: &Shard) -> Vec<(Vec<usize>, Vec<usize>)> {
+    shard.region.iter().fold(vec![(vec![], vec![])], |all, spans| {
+        let pairs: Vec<_> = spans.iter().flat_map(|span| span.global.clone().zip(span.local.clone())).collect();
+        let longer = |(global, local): &(Vec<usize>, Vec<usize>)| -> Vec<_> {
+            let both = pairs.iter().map(|(g, l)| ([&global[..], &[*g]].concat(), [&local[..], &[*l]].concat()));
+            both.collect()
+        };
+        all.iter().flat_map(longer).collect()
+    })
+}
+
+fn row_major(index: &[usize], shape: &[usize]) -> usize {
+    index.iter().zip(shape).fold(0, |at, (i, n)| at * n + i)
 }
 
 /// Every global index of a shape, last dimension fastest.
@@ -217,12 +287,13 @@ proptest! {
         for rank in (first..first + grid.size()).map(GlobalRank) {
             let Some(shard) = map.shard(rank) else { continue };
             for dim in 0..shard.region.len() {
-                prop_assert!(shard.region[dim].len() <= map.local_shape()[dim]);
+                for span in &shard.region[dim] {
+                    prop_assert_eq!(span.global.len(), span.local.len());
+                    prop_assert!(!span.global.is_empty() && span.local.end <= map.local_shape()[dim]);
+                }
                 prop_assert!(shard.offset[dim] + map.local_shape()[dim] <= map.padded_shape()[dim]);
             }
-            let sizes: Vec<usize> = shard.region.iter().map(ExactSizeIterator::len).collect();
-            for local in indices(&sizes) {
-                let index: Vec<usize> = local.iter().zip(&shard.region).map(|(i, r)| i + r.start).collect();
+            for (index, _) in held(&shard) {
                 holders.entry(index.clone()).or_default().push(rank);
                 if shard.is_owner() {
                     owners.entry(index).or_default().push(rank);
@@ -255,13 +326,11 @@ proptest! {
             prop_assert_eq!(globals.len(), shard.numel());
             prop_assert!(globals.is_sorted_by(|a, b| a < b));
             prop_assert!(locals.is_sorted_by(|a, b| a < b));
-            let row_major = |index: &Vec<usize>| {
-                index.iter().zip(map.global_shape()).fold(0, |at, (i, n)| at * *n as u64 + *i as u64)
-            };
-            let inside = |index: &&Vec<usize>| index.iter().zip(&shard.region).all(|(i, r)| r.contains(i));
-            let all = indices(map.global_shape());
-            let wanted: Vec<u64> = all.iter().filter(inside).map(row_major).collect();
-            prop_assert_eq!(globals, wanted);
+            let wanted: Vec<(u64, usize)> = held(&shard)
+                .iter()
+                .map(|(g, l)| (row_major(g, map.global_shape()) as u64, row_major(l, map.local_shape())))
+                .collect();
+            prop_assert_eq!(globals.into_iter().zip(locals).collect::<Vec<_>>(), wanted);
         }
     }
 }

@@ -117,6 +117,10 @@ impl Recorder for Tape {
     fn landed(&mut self, param: &Param, stream: &Stream) -> Result<(), PgError> {
         self.note("landed", param, stream)
     }
+    fn hand_over(&mut self, _: std::sync::Arc<dyn pgroups::HandOver>) -> Result<(), PgError> {
+        self.0.push("hand over".to_owned());
+        Ok(())
+    }
 }
 
 struct Rig {

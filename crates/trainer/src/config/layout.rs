@@ -21,6 +21,10 @@ pub struct LayoutConfig {
     pub pp: u32,
     /// Axes from the fastest to the slowest. Default `tp-gtp-cp-ep-dp-pp`.
     pub order: String,
+    /// Whether each rank of a tensor group keeps its part of the tokens between the parallel layers; none without such
+    /// a group. Default false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequence_parallel: Option<bool>,
 }
 
 impl LayoutConfig {
@@ -29,7 +33,7 @@ impl LayoutConfig {
     /// # Errors
     /// Those of [`pgroups::Layout::new`].
     pub fn plan(&self) -> Result<pgroups::Layout, PlanError> {
-        let LayoutConfig { tp, gtp, cp, ep, dp, pp, ref order } = *self;
+        let LayoutConfig { tp, gtp, cp, ep, dp, pp, ref order, .. } = *self;
         let config =
             pgroups::LayoutConfig { tp, gtp, cp, ep, dp: Some(dp), pp, order: order.clone(), ..Default::default() };
         pgroups::Layout::new(&config)

@@ -2,7 +2,7 @@
 
 use super::{
     Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphScope,
-    LayoutConfig, LogConfig, LossNormalization, ModelConfig, NoEffect, NotYet, Number, OptimizerConfig,
+    GtpConfig, LayoutConfig, LogConfig, LossNormalization, ModelConfig, NoEffect, NotYet, Number, OptimizerConfig,
     PrecisionConfig, ProgressKind, Range, Recompute, Rule, ScheduleKind, Setting, TokenizerKind, TrainConfig,
     Violation,
     layout::violations,
@@ -10,7 +10,7 @@ use super::{
     reader::{Need, Reader, Section},
 };
 use data::Part;
-use model::LlamaConfig;
+use model::{ConfigRule, LlamaConfig};
 use pgroups::Order;
 use std::path::Path;
 
@@ -19,6 +19,9 @@ const HEAD_DIM: u64 = 64;
 
 /// Each costs a pass over `seq_len` tokens, and nobody reads more.
 const MOST_SAMPLE_TOKENS: u32 = 100_000;
+
+/// Rows: as many as vector units and matrix tiles like to begin at.
+const DEFAULT_ALIGNMENT: usize = 16;
 
 /// Tokens of a step: ranks count and add them in 32 bits.
 const MOST_STEP_TOKENS: u64 = i32::MAX as u64;
@@ -34,11 +37,12 @@ pub(crate) fn read(reader: &mut Reader, base: &Path) -> Config {
     let train = reader.section("train", |s| read_train(s, layout.data_ranks()));
     let optimizer = reader.section("optimizer", |s| read_optimizer(s, train.steps));
     let ddp = reader.section("ddp", |s| read_ddp(s, layout.dp, optimizer.distributed));
+    let gtp = reader.section("gtp", |s| read_gtp(s, layout.gtp));
     let graph = reader.section("graph", read_graph);
     let precision = reader.section("precision", read_precision);
     let device = reader.section("device", read_device);
     let log = reader.section("log", read_log);
-    Config { model, layout, train, optimizer, ddp, graph, precision, data, device, log }
+    Config { model, layout, train, optimizer, ddp, gtp, graph, precision, data, device, log }
 }
 
 fn read_data(s: &mut Section, base: &Path) -> DataConfig {
@@ -101,14 +105,19 @@ fn usual_heads(arch: Arch, dim: usize) -> usize {
 
 fn read_layout(s: &mut Section) -> LayoutConfig {
     let mut size = |axis| s.small(axis, 1).unwrap_or(1);
-    LayoutConfig {
-        tp: size("tp"),
-        gtp: size("gtp"),
-        cp: size("cp"),
-        ep: size("ep"),
-        dp: size("dp"),
-        pp: size("pp"),
-        order: s.text("order").unwrap_or_else(|| Order::DEFAULT.to_owned()),
+    let [tp, gtp, cp, ep, dp, pp] = ["tp", "gtp", "cp", "ep", "dp", "pp"].map(&mut size);
+    let order = s.text("order").unwrap_or_else(|| Order::DEFAULT.to_owned());
+    let sequence_parallel = s.flag("sequence_parallel").or((tp > 1).then_some(false));
+    LayoutConfig { tp, gtp, cp, ep, dp, pp, order, sequence_parallel }
+}
+
+fn read_gtp(s: &mut Section, gtp: u32) -> GtpConfig {
+    let sharded = gtp > 1;
+    GtpConfig {
+        look_ahead: s.size("look_ahead", 0).or(sharded.then_some(1)),
+        look_ahead_bytes: s.whole("look_ahead_bytes", 0).and_then(|bytes| usize::try_from(bytes).ok()),
+        alignment: s.size("alignment", 0).or(sharded.then_some(DEFAULT_ALIGNMENT)),
+        f32_reduce: s.flag("f32_reduce").or(sharded.then_some(false)),
     }
 }
 
@@ -244,7 +253,77 @@ pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
     }
     found.extend(dispatch_has_gathers(config));
     found.extend(gates_have_graphs(config));
+    found.extend(shards_have_settings(config));
+    if found.is_empty() {
+        found.extend(layout_shares_the_model(config));
+    }
+    found.extend(sequence_has_a_group(config));
     found
+}
+
+/// Where no weight is sharded nothing is gathered ahead.
+fn shards_have_settings(config: &Config) -> Vec<Violation> {
+    let GtpConfig { look_ahead, look_ahead_bytes, alignment, f32_reduce } = config.gtp;
+    let set = |key: &str, value: Option<toml::Value>| value.map(|value| Setting::new(format!("gtp.{key}"), value));
+    let size = |value: Option<usize>| value.map(|value| toml::Value::Integer(value as i64));
+    let given = [
+        set("look_ahead", size(look_ahead)),
+        set("look_ahead_bytes", size(look_ahead_bytes)),
+        set("alignment", size(alignment)),
+        set("f32_reduce", f32_reduce.map(toml::Value::Boolean)),
+    ];
+    let gtp = |n: u32| Setting::new("layout.gtp", n);
+    let useless = given.into_iter().flatten().filter(|_| config.layout.gtp == 1);
+    let told = |setting: Setting| Violation {
+        nearest: vec![Setting::absent(&setting.key), gtp(2)],
+        settings: vec![setting, gtp(1)],
+        rule: no_effect(NoEffect::NoShards),
+    };
+    useless.map(told).collect()
+}
+
+/// What of the model does not divide over tensor groups and weight shards. Only asked once all else is right.
+fn layout_shares_the_model(config: &Config) -> Vec<Violation> {
+    let Err(violations) = crate::train::lay_out(config) else { return Vec::new() };
+    let told = |violation: &model::ConfigViolation| {
+        let section = if violation.setting == "alignment" { "gtp" } else { "model" };
+        let setting = |value: usize| Setting::new(format!("{section}.{}", violation.setting), value as i64);
+        let axis = |axis: &str, size: u32| Setting::new(format!("layout.{axis}"), size);
+        if let ConfigRule::SplitsTokens { seq_len, tp } = violation.rule {
+            let length = |n: u64| Setting::new("model.seq_len", n);
+            let nearest = nearest_multiples(tp.into(), seq_len as u64).into_iter().map(length);
+            return Violation {
+                settings: vec![length(seq_len as u64), axis("tp", tp)],
+                rule: Rule::SplitsTokens,
+                nearest: nearest.chain([Setting::new("layout.sequence_parallel", false)]).collect(),
+            };
+        }
+        let (settings, nearest) = match violation.rule {
+            ConfigRule::DividesOver { tp, nearest, nearest_tp } => {
+                let nearest = nearest.into_iter().map(setting);
+                (vec![axis("tp", tp)], nearest.chain([axis("tp", nearest_tp as u32)]).collect())
+            }
+            ConfigRule::PadsRows { gtp, .. } => (vec![axis("gtp", gtp)], vec![setting(1)]),
+            _ => (Vec::new(), Vec::new()),
+        };
+        let settings = [setting(violation.value)].into_iter().chain(settings).collect();
+        let problem = violation.to_string();
+        // Names and values stand in the line above.
+        let problem = problem.split_once(": ").map_or(problem.as_str(), |(_, rule)| rule).to_owned();
+        Violation { settings, rule: Rule::Share { problem }, nearest }
+    };
+    violations.0.iter().map(told).collect()
+}
+
+/// A rank that is alone in its tensor group keeps all tokens.
+fn sequence_has_a_group(config: &Config) -> Option<Violation> {
+    let LayoutConfig { tp, sequence_parallel, .. } = config.layout;
+    let asked = sequence_parallel.filter(|_| tp == 1)?;
+    Some(Violation {
+        settings: vec![Setting::new("layout.sequence_parallel", asked), Setting::new("layout.tp", 1)],
+        rule: no_effect(NoEffect::NoTensorGroup),
+        nearest: vec![Setting::absent("layout.sequence_parallel"), Setting::new("layout.tp", 2)],
+    })
 }
 
 /// Nothing waits at a gate where nothing is captured, and a whole step waits for everything.
@@ -409,8 +488,8 @@ pub(crate) fn not_yet(config: &Config) -> Vec<Violation> {
     };
     let text = |key: &str, choice: &dyn ToString| Setting::text(key, choice.to_string());
 
-    let LayoutConfig { tp, gtp, cp, ep, pp, .. } = *layout;
-    for (axis, ranks) in [("tp", tp), ("gtp", gtp), ("cp", cp), ("ep", ep), ("pp", pp)] {
+    let LayoutConfig { cp, ep, pp, .. } = *layout;
+    for (axis, ranks) in [("cp", cp), ("ep", ep), ("pp", pp)] {
         let size = |ranks: u32| Setting::new(format!("layout.{axis}"), ranks);
         refuse(ranks > 1, size(ranks), NotYet::Axis, size(1));
     }

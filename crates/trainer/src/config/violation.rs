@@ -153,6 +153,15 @@ pub enum Rule {
         /// The layout's own error.
         problem: String,
     },
+    /// A size of the model or of a microbatch that the layout cannot share.
+    #[error("{problem}")]
+    Share {
+        /// The model's own error.
+        problem: String,
+    },
+    /// Sequences that a tensor group cannot split.
+    #[error("with layout.sequence_parallel every rank of a tensor group keeps an equal part of the tokens")]
+    SplitsTokens,
     /// A split that is not weights.
     #[error("{problem}")]
     Split {
@@ -238,6 +247,12 @@ pub enum NoEffect {
     /// A schedule of gathers that do not overlap.
     #[error("only gathers beside forward have a schedule, and there are none")]
     NothingDispatched,
+    /// Settings of shards where there are none.
+    #[error("weights are gathered only where they are sharded, with layout.gtp above 1")]
+    NoShards,
+    /// Tokens that nobody shares.
+    #[error("tokens are split over a tensor group, with layout.tp above 1")]
+    NoTensorGroup,
     /// Gates where no graph has any.
     #[error("only graphs of a layer, a chunk or a microbatch wait at gates")]
     NoGates,
@@ -248,7 +263,7 @@ pub enum NoEffect {
 #[non_exhaustive]
 pub enum NotYet {
     /// A parallel axis.
-    #[error("this run spreads over dp only; the other axes can be planned with `trainer groups`")]
+    #[error("this run spreads over tp, gtp and dp; the other axes can be planned with `trainer groups`")]
     Axis,
     /// Reduced precision.
     #[error("the run computes in f32 throughout")]

@@ -38,7 +38,7 @@ fn the_highest_byte_that_a_run_touches_is_the_last_of_the_plan() {
             run.step(&batch.microbatches().collect::<Vec<_>>(), 1e-3)?;
             let windows = eval_windows(&config, &corpus)?.expect("an evaluation");
             let mut eval = Evaluator::open(&run, &rank, &config, windows, Some(eval_plan))?;
-            eval.submit(&run, || Ok(None))?;
+            eval.submit(&mut run, |_| Ok(None))?;
             run.parallel.publish(&run.stream)?;
             run.next_logits(&vec![7; config.model.seq_len], 5)?;
             let arenas = [&run.frame, &run.sample_frame, &eval.frame].map(|f| f.arena().expect("planned").clone());

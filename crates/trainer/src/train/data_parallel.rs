@@ -10,6 +10,7 @@ use device::{DType, Download, Stream};
 use model::{Decay, GptPlan};
 use pgroups::{HostState, ProcessGroups, Rank, Seed};
 
+use super::sharded::completions;
 use crate::{Config, Dispatch, TrainError};
 
 /// Parameters, their gradients and the optimizer of one rank.
@@ -39,10 +40,12 @@ impl DataParallel {
         config: &Config,
         compute: &Stream,
     ) -> Result<DataParallel, TrainError> {
+        let completions = completions(groups, plan)?;
         let declared: Vec<_> = plan.specs().into_iter().map(|spec| DeclaredParam::new(spec, DType::F32)).collect();
         let buffers = ParamBuffers::allocate(rank, &config.ranks(), &declared, plan_config(config))?;
         buffers.fill(compute, Seed(config.train.seed))?;
         let ddp = Ddp::attach(&buffers, groups, ddp_config(config), compute)?;
+        let ddp = if completions.is_empty() { ddp } else { ddp.completing(&completions)? };
         let plain: HashSet<_> =
             plan.params().iter().filter(|p| p.decay != Decay::Applied).map(|p| p.spec.name.as_str()).collect();
         let group_of = |name: &str| usize::from(plain.contains(name));
@@ -125,7 +128,8 @@ fn plan_config(config: &Config) -> PlanConfig {
 
 fn ddp_config(config: &Config) -> DdpConfig {
     DdpConfig {
-        scaling: Scaling::Averaging,
+        // Averages over replicas do not know the weight shards.
+        scaling: if config.layout.gtp > 1 { Scaling::Mean } else { Scaling::Averaging },
         overlap: if config.ddp.overlap_grad_reduce { GradOverlap::Overlapped } else { GradOverlap::AtFinish },
         dispatch: match config.ddp.dispatch {
             _ if !config.ddp.overlap_param_gather => ddp::Dispatch::AtStep,

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use data::{Corpus, Part, SampleId, Windows};
 use device::ops::{Factor, Fill, IGNORE, Sum};
 use device::{DType, Frame, FramePlan, MemoryKind, Reduce, Stream, View};
+use gtp::PassKind;
 use model::Microbatch;
-use pgroups::{Group, Key, Pass, Rank, Turn, Whole};
+use pgroups::{Group, Key, Pass, Rank, Turn};
 
 use super::{
     rank::{RankRun, aside},
@@ -102,14 +103,14 @@ impl Evaluator {
     /// loss.
     pub(super) fn submit(
         &mut self,
-        run: &RankRun,
-        mut asked: impl FnMut() -> Result<Option<Signal>, TrainError>,
+        run: &mut RankRun,
+        mut asked: impl FnMut(&RankRun) -> Result<Option<Signal>, TrainError>,
     ) -> Result<Option<Signal>, TrainError> {
         let _span = tracing::info_span!("trainer.evaluate_model", samples = self.plan.samples).entered();
-        let stream = &run.stream;
+        let stream = &run.stream.clone();
         self.losses.begin(stream)?;
         for pass in 0..self.plan.passes() {
-            if let Some(signal) = asked()? {
+            if let Some(signal) = asked(run)? {
                 return Ok(Some(signal));
             }
             let place = self.plan.place(self.rank, pass);
@@ -118,8 +119,8 @@ impl Evaluator {
             stream.upload(run.targets(), targets)?;
             let loss = self.losses.of(place as usize)?;
             let microbatch = Microbatch {
-                tokens: run.tokens(),
-                targets: run.targets(),
+                tokens: &run.tokens().clone(),
+                targets: &run.targets().clone(),
                 loss: &loss,
                 token_scale: Factor::Const(1.0),
                 slot: 0,
@@ -127,8 +128,9 @@ impl Evaluator {
             let mut aside = aside(&self.frame, pass as usize);
             let frame = aside.as_mut().unwrap_or(&mut self.frame);
             frame.restart();
-            let mut weights = Whole::new(Turn::eager(Pass::Forward));
+            let mut weights = run.gtp.pass(PassKind::EVAL, Turn::eager(Pass::Forward))?;
             run.model.forward_loss(frame, &mut weights, &microbatch)?;
+            weights.finish()?;
         }
         // A pass gives its sum over all its places divided by their number, empty ones included.
         let places = self.plan.micro_batch * self.seq_len as u64;

@@ -1,9 +1,10 @@
 //! Training steps from captured graphs.
 
-use device::{Frame, Stream, View, ops::Cast};
+use device::{Event, Frame, Stream, View, Why, ops::Cast};
 use graphcap::{Graph, GraphConfig, GraphSet, Scope};
+use gtp::{Gtp, PassKind};
 use model::Gpt;
-use pgroups::{Pass, Whole};
+use pgroups::{Pass, Weights};
 
 use super::{
     phases::{Phase, PhaseClock},
@@ -17,7 +18,12 @@ pub(super) struct Graphs {
     program: Program,
     /// Where the captured microbatch leaves its loss, f32 `[1]`.
     loss: Option<View>,
+    /// Where every second graph of a pass runs, so that reductions of one end behind the next; none: all on one stream.
+    second: Option<(Stream, Event)>,
 }
+
+/// What runs on the second stream is behind what precedes the pass.
+const PASS_AFTER_INPUTS: Why = Why("trainer.pass_after_inputs");
 
 /// By scope.
 enum Program {
@@ -62,8 +68,12 @@ const TARGETS: &str = "targets";
 const SCALE: &str = "token_scale";
 
 impl Graphs {
-    pub(super) fn new(stream: &Stream, config: GraphConfig) -> Result<Graphs, TrainError> {
-        Ok(Graphs { set: GraphSet::new(stream, config)?, program: Program::Empty, loss: None })
+    /// `in_turn`: the graphs of a pass run on two streams in turn.
+    pub(super) fn new(stream: &Stream, config: GraphConfig, in_turn: bool) -> Result<Graphs, TrainError> {
+        let device = stream.device();
+        let second = || Ok::<_, TrainError>((device.stream("compute.second")?, device.event("trainer.inputs")));
+        let second = in_turn.then(second).transpose()?;
+        Ok(Graphs { set: GraphSet::new(stream, config)?, program: Program::Empty, loss: None, second })
     }
 
     /// One replay is a step.
@@ -88,50 +98,76 @@ impl Graphs {
     pub(super) fn capture_microbatch(
         &mut self,
         model: &Gpt,
+        gtp: &mut Gtp,
         frame: &mut Frame,
         slot: &Given,
     ) -> Result<(), TrainError> {
         let loss = slot.loss.clone();
         self.program = match self.set.config().scope {
-            Scope::Layer => self.capture_layers(model, frame, slot)?,
-            Scope::Chunk => self.capture_chunk(model, frame, slot)?,
-            Scope::Microbatch | Scope::Step => self.capture_whole(model, frame, slot)?,
+            Scope::Layer => self.capture_layers(model, gtp, frame, slot)?,
+            Scope::Chunk => self.capture_chunk(model, gtp, frame, slot)?,
+            Scope::Microbatch | Scope::Step => self.capture_whole(model, gtp, frame, slot)?,
         };
         self.loss = Some(loss);
         Ok(())
     }
 
-    fn capture_whole(&mut self, model: &Gpt, frame: &mut Frame, slot: &Given) -> Result<Program, TrainError> {
+    fn capture_whole(
+        &mut self,
+        model: &Gpt,
+        gtp: &mut Gtp,
+        frame: &mut Frame,
+        slot: &Given,
+    ) -> Result<Program, TrainError> {
         let stream = frame.stream().clone();
         let (graph, ()) = self.set.capture("microbatch", &stream, |scope| -> Result<(), TrainError> {
             scope.input(TOKENS, &slot.tokens)?;
             scope.input(TARGETS, &slot.targets)?;
             scope.input(SCALE, &slot.scale)?;
             frame.restart();
-            model.forward_loss(frame, &mut Whole::new(scope.turn(Pass::Forward)), &slot.microbatch())?;
+            let mut weights = gtp.pass(PassKind::TRAIN, scope.turn(Pass::Forward))?;
+            model.forward_loss(frame, &mut weights, &slot.microbatch())?;
             slot.scale_loss(&stream)?;
-            Ok(model.backward(frame, &mut Whole::new(scope.turn(Pass::Backward)), 0)?)
+            weights.enter(Pass::Backward);
+            model.backward(frame, &mut weights, 0)?;
+            Ok(weights.finish()?)
         })?;
         Ok(Program::Microbatch(Part::new(graph)))
     }
 
-    fn capture_chunk(&mut self, model: &Gpt, frame: &mut Frame, slot: &Given) -> Result<Program, TrainError> {
+    fn capture_chunk(
+        &mut self,
+        model: &Gpt,
+        gtp: &mut Gtp,
+        frame: &mut Frame,
+        slot: &Given,
+    ) -> Result<Program, TrainError> {
         let stream = frame.stream().clone();
         let (forward, ()) = self.set.capture("forward", &stream, |scope| -> Result<(), TrainError> {
             scope.input(TOKENS, &slot.tokens)?;
             scope.input(TARGETS, &slot.targets)?;
             scope.input(SCALE, &slot.scale)?;
             frame.restart();
-            model.forward_loss(frame, &mut Whole::new(scope.turn(Pass::Forward)), &slot.microbatch())?;
-            slot.scale_loss(&stream)
+            let mut weights = gtp.pass(PassKind::TRAIN, scope.turn(Pass::Forward))?;
+            model.forward_loss(frame, &mut weights, &slot.microbatch())?;
+            slot.scale_loss(&stream)?;
+            Ok(weights.finish()?)
         })?;
-        let (backward, ()) = self.set.capture("backward", &stream, |scope| {
-            model.backward(frame, &mut Whole::new(scope.turn(Pass::Backward)), 0)
+        let (backward, ()) = self.set.capture("backward", &stream, |scope| -> Result<(), TrainError> {
+            let mut weights = gtp.resume(scope.turn(Pass::Backward));
+            model.backward(frame, &mut weights, 0)?;
+            Ok(weights.finish()?)
         })?;
         Ok(Program::Passes { forward: vec![Part::new(forward)], backward: vec![Part::new(backward)] })
     }
 
-    fn capture_layers(&mut self, model: &Gpt, frame: &mut Frame, slot: &Given) -> Result<Program, TrainError> {
+    fn capture_layers(
+        &mut self,
+        model: &Gpt,
+        gtp: &mut Gtp,
+        frame: &mut Frame,
+        slot: &Given,
+    ) -> Result<Program, TrainError> {
         let (stream, last) = (frame.stream().clone(), model.blocks().len() - 1);
         let (mut forward, mut backward) = (Vec::new(), Vec::new());
         frame.restart();
@@ -142,13 +178,18 @@ impl Graphs {
                     if at == 0 {
                         scope.input(TOKENS, &slot.tokens)?;
                     }
-                    let y = model.forward_block(frame, &mut Whole::new(scope.turn(Pass::Forward)), at, 0, &x)?;
                     if at == last {
                         scope.input(TARGETS, &slot.targets)?;
                         scope.input(SCALE, &slot.scale)?;
-                        model.loss(frame, &slot.microbatch(), &y)?;
+                    }
+                    let turn = scope.turn(Pass::Forward);
+                    let mut weights = if at == 0 { gtp.pass(PassKind::TRAIN, turn)? } else { gtp.resume(turn) };
+                    let y = model.forward_block(frame, &mut weights, at, 0, &x)?;
+                    if at == last {
+                        model.loss(frame, &weights, &slot.microbatch(), &y)?;
                         slot.scale_loss(&stream)?;
                     }
+                    weights.finish()?;
                     Ok(y)
                 })?;
             forward.push(Part::new(graph));
@@ -156,9 +197,13 @@ impl Graphs {
         }
         let mut dy = None;
         for at in (0..=last).rev() {
-            let (graph, dx) = self.set.capture(&format!("backward {at}"), &stream, |scope| {
-                model.backward_block(frame, &mut Whole::new(scope.turn(Pass::Backward)), at, 0, dy.as_ref())
-            })?;
+            let (graph, dx) =
+                self.set.capture(&format!("backward {at}"), &stream, |scope| -> Result<Option<View>, TrainError> {
+                    let mut weights = gtp.resume(scope.turn(Pass::Backward));
+                    let dx = model.backward_block(frame, &mut weights, at, 0, dy.as_ref())?;
+                    weights.finish()?;
+                    Ok(dx)
+                })?;
             backward.push(Part::new(graph));
             dy = dx;
         }
@@ -179,14 +224,26 @@ impl Graphs {
     pub(super) fn replay_microbatch(
         &self,
         stream: &Stream,
+        gtp: &Gtp,
         given: &Given,
         clock: &PhaseClock,
     ) -> Result<(), TrainError> {
+        if let Some((second, inputs)) = &self.second {
+            stream.record(inputs)?;
+            second.wait(inputs, PASS_AFTER_INPUTS)?;
+        }
+        let lane = |at: usize| self.second.as_ref().filter(|_| at % 2 == 1).map_or(stream, |(second, _)| second);
         match &self.program {
             Program::Passes { forward, backward } => {
-                forward.iter().try_for_each(|part| part.replay(stream, given))?;
+                for (at, part) in forward.iter().enumerate() {
+                    part.replay(lane(at), given)?;
+                }
+                gtp.follow_graphs(stream)?;
                 clock.lap(stream, Phase::Forward)?;
-                backward.iter().try_for_each(|part| part.replay(stream, given))?;
+                for (at, part) in (forward.len()..).zip(backward) {
+                    part.replay(lane(at), given)?;
+                }
+                gtp.follow_graphs(stream)?;
             }
             Program::Microbatch(part) => part.replay(stream, given)?,
             Program::Empty | Program::Step(_) => unreachable!("BUG: these graphs hold no microbatch"),

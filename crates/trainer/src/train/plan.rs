@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use data::{Batches, BatchesConfig, Corpus, DataRank, DataRanks, Part, Tokenizer};
 use device::{FramePlan, Machine, MemoryKind, Trace, Work};
+use gtp::GtpPlan;
 use pgroups::Rank;
 
 use super::{
@@ -27,6 +28,8 @@ pub struct RunPlan {
     pub sample: Arc<FramePlan>,
     /// Buffers of a pass of an evaluation, if there are any.
     pub eval: Option<Arc<FramePlan>>,
+    /// When sharded weights are gathered, and where to.
+    pub gtp: Arc<GtpPlan>,
     /// Bytes of one rank, the arenas included.
     pub memory: BTreeMap<MemoryKind, usize>,
     /// Buckets and element types.
@@ -47,7 +50,7 @@ impl RunPlan {
     }
 
     pub(super) fn plans(&self) -> Plans {
-        Plans { train: self.train.clone(), sample: self.sample.clone(), eval: self.eval.clone() }
+        Plans { train: self.train.clone(), sample: self.sample.clone(), eval: self.eval.clone(), gtp: self.gtp.clone() }
     }
 }
 
@@ -69,23 +72,26 @@ pub fn dry_run(config: &Config) -> Result<(RunPlan, Trace, StreamNames), TrainEr
     let machine = Machine::dry();
     let dry = pgroups::local(&machine, ranks, |rank| dry_rank(&rank, &machine, config))?;
     let names = StreamNames::new(dry.iter().map(|DryRank { run, .. }| run.stream.device().stream_names()));
-    let DryRank { run, eval, mut memory, step, rest } = dry.into_iter().next().expect("BUG: a layout has a rank");
+    let DryRank { run, eval, gtp, mut memory, step, rest } = dry.into_iter().next().expect("BUG: a layout has a rank");
     let (step, rest) = step.zip(rest).expect("BUG: the first rank traces");
     let train = Arc::new(run.frame.plan(&step)?);
     let sample = Arc::new(run.sample_frame.plan(&rest)?);
     let eval = eval.map(|eval| Ok::<_, TrainError>(Arc::new(eval.frame.plan(&rest)?))).transpose()?;
     // The dry pass gave every buffer memory of its own.
-    let arenas = train.bytes() + sample.bytes() + eval.as_ref().map_or(0, |eval| eval.bytes());
+    let eval_bytes = eval.as_ref().map_or(0, |eval| eval.bytes());
+    let arenas = train.bytes() + sample.bytes() + eval_bytes + gtp.bytes();
     memory.insert(MemoryKind::Arena, arenas);
     let parameters = gpt_plan(config)?.numel();
     let parallel = run.parallel.summary(config);
-    Ok((RunPlan { ranks, parameters, train, sample, eval, memory, parallel, work: step.work(0) }, step, names))
+    let (gtp, work) = (Arc::new(gtp), step.work(0));
+    Ok((RunPlan { ranks, parameters, train, sample, eval, gtp, memory, parallel, work }, step, names))
 }
 
 /// What a rank of a dry run leaves; traces on the first rank only.
 struct DryRank {
     run: RankRun,
     eval: Option<Evaluator>,
+    gtp: GtpPlan,
     memory: BTreeMap<MemoryKind, usize>,
     step: Option<Trace>,
     /// An evaluation, if the configuration asks for some, and a token of a sample.
@@ -110,13 +116,14 @@ fn dry_rank(rank: &Rank, machine: &Machine, config: &Config) -> Result<DryRank, 
     let mut of_rest = window();
     of_rest.begin(&run)?;
     if let Some(eval) = &mut eval {
-        eval.submit(&run, || Ok(None))?;
+        eval.submit(&mut run, |_| Ok(None))?;
     }
     run.parallel.publish(&run.stream)?;
     run.next_logits(&vec![0; config.model.seq_len], 0)?;
     of_rest.end(&run)?;
     let memory = rank.device.memory_by_kind();
-    Ok(DryRank { run, eval, memory, step: of_step.into_trace(), rest: of_rest.into_trace() })
+    let gtp = run.gtp.plan()?;
+    Ok(DryRank { run, eval, gtp, memory, step: of_step.into_trace(), rest: of_rest.into_trace() })
 }
 
 /// Text for one pass of an evaluation, if there are any; what is in it does not matter to a plan.
@@ -142,7 +149,7 @@ pub(super) fn batches(config: &Config, corpus: &Corpus, rank: u32) -> Result<Bat
             global_batch: config.train.global_batch,
             micro_batch: config.train.micro_batch,
             rank: DataRank(rank),
-            ranks: DataRanks(config.layout.dp),
+            ranks: DataRanks(config.layout.dp * config.layout.gtp),
             seed: config.train.seed,
             consumed: 0,
         },
@@ -162,6 +169,9 @@ impl fmt::Display for RunPlan {
         writeln!(f, "  {}", self.sample)?;
         if let Some(eval) = &self.eval {
             writeln!(f, "  {eval}")?;
+        }
+        if !self.gtp.weights().is_empty() {
+            writeln!(f, "  {}", self.gtp.summary())?;
         }
         writeln!(f, "{}", self.parallel)?;
         let Work { operations, flops, .. } = self.work;

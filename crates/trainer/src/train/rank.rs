@@ -5,14 +5,16 @@ use std::sync::Arc;
 use device::ops::{Factor, Scale, Sum};
 use device::{DType, Frame, FramePlan, MemoryKind, Reduce, Stream, View};
 use graphcap::{GraphConfig, Scope};
-use model::{Gpt, GptPlan, LlamaConfig, Microbatch, RecomputeLayers};
-use pgroups::{Group, Key, Needs, Pass, ProcessGroups, Rank, Turn, Weights, Whole};
+use gtp::{Gtp, GtpPlan, PassKind};
+use model::{ConfigViolations, Gpt, GptPlan, LlamaConfig, Microbatch, RecomputeLayers};
+use pgroups::{Group, HostState, Key, Needs, Pass, ProcessGroups, Rank, Turn, Weights};
 
 use super::{
     data_parallel::{DataParallel, Place},
     graphs::Graphs,
     normalize::{TokenScale, counted},
     phases::{Phase, PhaseClock},
+    sharded,
     stop::StopBit,
 };
 use crate::{Arch, Config, Recompute, TrainError};
@@ -23,6 +25,8 @@ pub(super) struct Plans {
     pub(super) train: Arc<FramePlan>,
     pub(super) sample: Arc<FramePlan>,
     pub(super) eval: Option<Arc<FramePlan>>,
+    /// When weights are gathered, and where to.
+    pub(super) gtp: Arc<GtpPlan>,
 }
 
 /// Everything that one rank owns.
@@ -32,6 +36,7 @@ pub(super) struct RankRun {
     pub(super) stop: StopBit,
     pub(super) model: Gpt,
     pub(super) parallel: DataParallel,
+    pub(super) gtp: Gtp,
     pub(super) clock: PhaseClock,
     /// Training microbatches.
     pub(super) frame: Frame,
@@ -63,11 +68,14 @@ struct Inputs {
 impl RankRun {
     /// Allocates and initialises. Frames are planned if there are plans; without, they record.
     pub(super) fn build(rank: &Rank, config: &Config, plans: Option<&Plans>) -> Result<RankRun, TrainError> {
-        let needs = Needs::keys([Key::DP_CP, Key::DP_CP_GTP, Key::MP, StopBit::key()]);
+        let own = [Key::DP_CP, Key::DP_CP_GTP, Key::MP, StopBit::key()];
+        let needs = Needs::keys(own.into_iter().chain(sharded::KEYS));
         let groups = ProcessGroups::build(rank, &config.ranks(), &needs)?;
         let stream = rank.device.stream("compute")?;
         let plan = gpt_plan(config)?;
         let parallel = DataParallel::build(rank, &groups, &plan, config, &stream)?;
+        let held = (parallel.buffers.params(), &plan.specs()[..]);
+        let gtp = sharded::build(rank, &groups, held, config, plans.map(|p| &*p.gtp))?;
         let recompute = match config.train.recompute {
             Recompute::None => RecomputeLayers::None,
             Recompute::Block => RecomputeLayers::All,
@@ -92,6 +100,7 @@ impl RankRun {
             inputs,
             loss,
             parallel,
+            gtp,
             graphs: None,
             clock,
             stop,
@@ -127,11 +136,11 @@ impl RankRun {
     fn passes_and_update(&mut self, stream: &Stream) -> Result<(), TrainError> {
         let places = self.places();
         for (at, place) in places.into_iter().enumerate() {
-            let RankRun { model, parallel, frame, scale, clock, inputs, graphs, .. } = self;
+            let RankRun { model, parallel, gtp, frame, scale, clock, inputs, graphs, .. } = self;
             let given = inputs.microbatch(scale, at)?;
             parallel.microbatch(stream, place, || match graphs {
-                Some(graphs) => graphs.replay_microbatch(stream, &given, clock),
-                None => submit_microbatch(model, frame, &given, at, Some(clock)),
+                Some(graphs) => graphs.replay_microbatch(stream, gtp, &given, clock),
+                None => submit_microbatch(model, gtp, frame, &given, at, Some(clock)),
             })?;
         }
         self.clock.passed(stream)?;
@@ -159,26 +168,34 @@ impl RankRun {
         // No collective is under way while a graph is captured.
         self.meet()?;
         let stream = self.stream.clone();
-        let accounts = if scope == Scope::Step { self.parallel.accounts() } else { Vec::new() };
+        // The passes so far are planned before a capture, which allocates nothing.
+        self.gtp.plan()?;
+        let accounts = if scope == Scope::Step { self.accounts() } else { Vec::new() };
         let set = GraphConfig { gates: config.graph.gate_mode(), accounts, ..GraphConfig::new(scope) };
-        let mut graphs = Graphs::new(&stream, set)?;
+        let mut graphs = Graphs::new(&stream, set, sharded::in_turn(config))?;
         if scope == Scope::Step {
             graphs.capture_step(&stream, || self.submit_step(&stream))?;
         } else {
             let first = self.inputs.microbatch(&self.scale, 0)?;
             let slot = Given { loss: self.inputs.graph_loss.clone(), ..first };
-            graphs.capture_microbatch(&self.model, &mut self.frame, &slot)?;
+            graphs.capture_microbatch(&self.model, &mut self.gtp, &mut self.frame, &slot)?;
         }
         self.graphs = Some(graphs);
         self.meet()
     }
 
+    /// What graphs of whole steps must keep in order on the host.
+    fn accounts(&self) -> Vec<Arc<dyn HostState>> {
+        let sharded = (!self.gtp.is_plain()).then(|| self.gtp.account());
+        self.parallel.accounts().into_iter().chain(sharded).collect()
+    }
+
     /// All that a graph of a step holds.
     fn submit_step(&mut self, stream: &Stream) -> Result<(), TrainError> {
         for (at, place) in self.places().into_iter().enumerate() {
-            let RankRun { model, parallel, frame, scale, inputs, .. } = self;
+            let RankRun { model, parallel, gtp, frame, scale, inputs, .. } = self;
             let given = inputs.microbatch(scale, at)?;
-            parallel.microbatch(stream, place, || submit_microbatch(model, frame, &given, at, None))?;
+            parallel.microbatch(stream, place, || submit_microbatch(model, gtp, frame, &given, at, None))?;
         }
         self.finish_step(stream)
     }
@@ -203,8 +220,10 @@ impl RankRun {
     pub(super) fn next_logits(&mut self, tokens: &[i32], at: usize) -> Result<View, TrainError> {
         self.stream.upload(&self.inputs.prompt, tokens.to_vec())?;
         self.sample_frame.restart();
-        let mut weights = Whole::new(Turn::eager(Pass::Forward));
-        Ok(self.model.logits(&mut self.sample_frame, &mut weights, &self.inputs.prompt, at)?)
+        let mut weights = self.gtp.pass(PassKind::SAMPLE, Turn::eager(Pass::Forward))?;
+        let logits = self.model.logits(&mut self.sample_frame, &mut weights, &self.inputs.prompt, at)?;
+        weights.finish()?;
+        Ok(logits)
     }
 }
 
@@ -261,6 +280,7 @@ impl Given {
 /// Forward and backward of a microbatch.
 fn submit_microbatch(
     model: &Gpt,
+    gtp: &mut Gtp,
     frame: &mut Frame,
     given: &Given,
     at: usize,
@@ -270,12 +290,13 @@ fn submit_microbatch(
     let frame = aside.as_mut().unwrap_or(frame);
     frame.restart();
     let stream = frame.stream().clone();
-    let mut weights = Whole::new(Turn::eager(Pass::Forward));
+    let mut weights = gtp.pass(PassKind::TRAIN, Turn::eager(Pass::Forward))?;
     model.forward_loss(frame, &mut weights, &given.microbatch())?;
     given.scale_loss(&stream)?;
     clock.map_or(Ok(()), |clock| clock.lap(&stream, Phase::Forward))?;
     weights.enter(Pass::Backward);
     model.backward(frame, &mut weights, 0)?;
+    weights.finish()?;
     clock.map_or(Ok(()), |clock| clock.lap(&stream, Phase::Backward))
 }
 
@@ -287,6 +308,11 @@ pub(super) fn aside(frame: &Frame, pass: usize) -> Option<Frame> {
 
 /// The model that a configuration asks for.
 pub(crate) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
+    Ok(lay_out(config)?)
+}
+
+/// As [`gpt_plan`], or everything of it that its layout cannot share.
+pub(crate) fn lay_out(config: &Config) -> Result<GptPlan, ConfigViolations> {
     let m = &config.model;
     let arch = match m.arch {
         Arch::Gpt2 => model::Arch::Gpt2,
@@ -295,7 +321,7 @@ pub(crate) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
             model::Arch::Llama(LlamaConfig { kv_heads: m.kv_heads, rope_base })
         }
     };
-    Ok(GptPlan::new(model::GptConfig {
+    let sizes = model::GptConfig {
         arch,
         layers: m.layers,
         dim: m.dim,
@@ -305,5 +331,11 @@ pub(crate) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
         vocab_rows: m.vocab,
         seq_len: m.seq_len,
         output: if m.tied { model::Output::Tied } else { model::Output::Own },
-    })?)
+    };
+    GptPlan::on(sizes, &config.ranks(), sharded::shard_config(config))
+}
+
+/// This rank's place among those that read data of their own.
+pub(super) fn data_place(groups: &ProcessGroups) -> Result<u32, TrainError> {
+    Ok(groups.get(&Key::DP_CP_GTP, "data")?.place().0)
 }

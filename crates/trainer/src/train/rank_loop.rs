@@ -14,7 +14,7 @@ use super::{
     eval::Evaluator,
     loss_log::{Known, LossLog},
     plan::batches,
-    rank::{Plans, RankRun},
+    rank::{Plans, RankRun, data_place},
     resident::resident_bytes,
     run_log::RunLog,
     stop::{Asked, Signal, StopSource},
@@ -65,7 +65,8 @@ pub(super) fn run_rank(rank: &Rank, shared: &Shared<'_>) -> Result<Ended, TrainE
     let window = TraceWindow::new(shared.machine, is_writer, shared.traced.clone());
     let mut state = RankLoop { is_writer, run, eval, losses: LossLog::start(), window, shared, steps: 0, stop: None };
     let _span = tracing::info_span!("trainer.run_steps", rank = rank.global.0).entered();
-    state.train(rank.global.0, batches(config, shared.corpus, rank.global.0)?)?;
+    let place = data_place(&state.run.groups)?;
+    state.train(rank.global.0, batches(config, shared.corpus, place)?)?;
     state.end()
 }
 
@@ -133,9 +134,9 @@ impl RankLoop<'_> {
         let Some(eval) = self.eval.as_mut().filter(|_| due) else { return Ok(()) };
         // Below the host keeps up with the passes, which are not to count as the step's time.
         self.losses.settle()?;
-        let (run, source) = (&self.run, &self.shared.stop);
+        let (run, source) = (&mut self.run, &self.shared.stop);
         let mut under_way = VecDeque::new();
-        let stopped = eval.submit(run, || {
+        let stopped = eval.submit(run, |run| {
             run.stop.submit(&run.stream, source.asked_in_evaluation(rank, step))?;
             under_way.push_back(run.stop.download(&run.stream)?);
             let known = if under_way.len() > LossLog::AHEAD { under_way.pop_front() } else { None };
@@ -143,7 +144,7 @@ impl RankLoop<'_> {
         })?;
         match stopped {
             Some(_) => self.stop = self.stop.or(stopped),
-            None => self.losses.evaluated(run, eval)?,
+            None => self.losses.evaluated(&self.run, eval)?,
         }
         Ok(())
     }
@@ -174,8 +175,9 @@ impl RankLoop<'_> {
         let config = self.shared.config;
         let stopped = self.stop.filter(|_| self.steps < config.train.steps);
         tracing::info!(steps = self.steps, stopped = stopped.map(Signal::number), "trainer.end_rank");
-        let wanted = self.is_writer && stopped.is_none() && config.log.sample_tokens > 0;
-        // The sample is one rank's alone.
+        // The sample is one rank's alone, unless it takes others to compute with its weights.
+        let cut = config.layout.tp * config.layout.gtp > 1;
+        let wanted = (self.is_writer || cut) && stopped.is_none() && config.log.sample_tokens > 0;
         self.run.parallel.publish(&self.run.stream)?;
         // While all ranks still have what they own, and before the sample: it is not what the run took.
         self.run.meet()?;

@@ -41,7 +41,7 @@ fn run_rank(rank: &Rank, config: &Config, plans: &Plans, steps: u64) -> Result<(
         run.stop.submit(&run.stream, None)?;
         run.step(&microbatches, 1e-3)?;
         if let (2, Some(eval)) = (step, &mut eval) {
-            eval.submit(&run, || Ok(None))?;
+            eval.submit(&mut run, |_| Ok(None))?;
         }
     }
     run.parallel.publish(&run.stream)?;

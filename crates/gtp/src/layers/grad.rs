@@ -6,7 +6,7 @@ use device::{
 };
 use pgroups::{GradOut, Keep, Param, Weights};
 
-use crate::ModelError;
+use super::LayerError;
 
 /// One kernel, which has one setting for all its outputs, can write both.
 pub(crate) fn keep_alike(a: &GradOut, b: &GradOut) -> bool {
@@ -29,7 +29,7 @@ pub(crate) fn contribute(
     into: Accumulate<'_>,
     site: &Site,
     on: &Stream,
-) -> Result<(), ModelError> {
+) -> Result<(), LayerError> {
     let flat = [values.numel()];
     let (dy, dbias) = (values.reshape(&flat)?, part.reshape(&flat)?);
     on.launch(BiasGrad { dy: &dy, dbias: &dbias, into }.op(site)?)?;
@@ -37,7 +37,7 @@ pub(crate) fn contribute(
 }
 
 /// dbias = Σ dy over all rows.
-pub(crate) fn bias_grad(p: &Param, dy: &View, site: &Site, f: &Frame, w: &mut dyn Weights) -> Result<(), ModelError> {
+pub(crate) fn bias_grad(p: &Param, dy: &View, site: &Site, f: &Frame, w: &mut dyn Weights) -> Result<(), LayerError> {
     let on = f.stream();
     let grad = w.grad(p, on)?;
     let (dbias, into) = grad.target();

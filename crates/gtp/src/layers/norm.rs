@@ -6,47 +6,60 @@ use device::{
 };
 use pgroups::{Param, Weights};
 
-use crate::{
-    ModelError,
+use super::{
+    LayerError,
     grad::{contribute, keep_alike},
 };
 
-/// Added to the variance or the mean square, as in GPT-2 and in LLaMA since its second version.
-pub(crate) const EPS: f32 = 1e-5;
-
 /// y = (x − mean) · rstd · weight + bias over the last dimension, or x · rstd · weight.
-pub(crate) struct Norm {
+///
+/// Its weights are whole on every rank of a tensor group. It works on the rows that the rank has: under a sequence split
+/// a rank's gradients are those of its rows, and have to be summed over the group before the step.
+pub struct Norm {
     weight: Param,
     /// Of a layer norm; an RMS norm has none.
     bias: Option<Param>,
     site: Site,
-    tags: Tags,
+    eps: f32,
+    tags: NormTags,
+}
+
+/// What a norm needs besides its weights.
+#[derive(Clone, Copy, Debug)]
+pub struct NormConfig {
+    /// Added to the variance or the mean square.
+    pub eps: f32,
+    /// Names of what it keeps.
+    pub tags: NormTags,
 }
 
 /// Names under which a frame keeps what the backward pass needs.
-#[derive(Clone, Copy)]
-pub(crate) struct Tags {
+#[derive(Clone, Copy, Debug)]
+pub struct NormTags {
     /// What was normalised.
-    pub(crate) x: &'static str,
-    pub(crate) y: &'static str,
-    pub(crate) mean: &'static str,
-    pub(crate) rstd: &'static str,
-    pub(crate) dy: &'static str,
+    pub x: &'static str,
+    /// The result.
+    pub y: &'static str,
+    /// Of a layer norm: the mean of each row.
+    pub mean: &'static str,
+    /// One over the deviation of each row.
+    pub rstd: &'static str,
+    /// The gradient of the result.
+    pub dy: &'static str,
 }
 
 impl Norm {
-    pub(crate) fn new(weight: &Param, bias: Option<&Param>, site: &str, tags: Tags) -> Norm {
-        Norm { weight: weight.clone(), bias: bias.cloned(), site: Site::from(site.to_owned()), tags }
+    /// A layer norm, or without a bias an RMS norm; `site` is its place in traces and messages.
+    pub fn new(weight: &Param, bias: Option<&Param>, site: &str, config: NormConfig) -> Norm {
+        let NormConfig { eps, tags } = config;
+        Norm { weight: weight.clone(), bias: bias.cloned(), site: Site::from(site.to_owned()), eps, tags }
     }
 
-    /// Normalises `x`, or `x + r` with a branch `r` of the residual stream. Returns y.
-    pub(crate) fn forward(
-        &self,
-        f: &mut Frame,
-        w: &mut dyn Weights,
-        x: &View,
-        r: Option<&View>,
-    ) -> Result<View, ModelError> {
+    /// Normalises `x`, `[.., columns]`, or `x + r` with a branch `r` of the residual stream. Returns y.
+    ///
+    /// # Errors
+    /// Of the device, the frame and the weights.
+    pub fn forward(&self, f: &mut Frame, w: &mut dyn Weights, x: &View, r: Option<&View>) -> Result<View, LayerError> {
         let tags = &self.tags;
         let sum = match r {
             Some(_) => f.save(tags.x, x.shape(), DType::F32)?,
@@ -63,14 +76,22 @@ impl Norm {
         let weight = w.take(&self.weight, &on)?;
         match &self.bias {
             None => {
-                let norm = RmsNorm { x, residual, weight: &weight, y: &y, rstd: &rstd, eps: EPS };
+                let norm = RmsNorm { x, residual, weight: &weight, y: &y, rstd: &rstd, eps: self.eps };
                 on.launch(norm.op(&self.site)?)?;
             }
             Some(bias) => {
                 let mean = f.save(tags.mean, &rows, DType::F32)?;
                 let b = w.take(bias, &on)?;
-                let norm =
-                    LayerNorm { x, residual, weight: &weight, bias: &b, y: &y, mean: &mean, rstd: &rstd, eps: EPS };
+                let norm = LayerNorm {
+                    x,
+                    residual,
+                    weight: &weight,
+                    bias: &b,
+                    y: &y,
+                    mean: &mean,
+                    rstd: &rstd,
+                    eps: self.eps,
+                };
                 on.launch(norm.op(&self.site)?)?;
                 w.give_back(bias, &on)?;
             }
@@ -80,13 +101,16 @@ impl Norm {
     }
 
     /// dx, with the gradient `skip` that reaches x past the norm. Keeps `dy` for [`Norm::backward_weight`].
-    pub(crate) fn backward_input(
+    ///
+    /// # Errors
+    /// Of the device, the frame and the weights; [`device::Error::NotSaved`] without a forward pass before it.
+    pub fn backward_input(
         &self,
         f: &mut Frame,
         w: &mut dyn Weights,
         dy: &View,
         skip: Option<&View>,
-    ) -> Result<View, ModelError> {
+    ) -> Result<View, LayerError> {
         let tags = &self.tags;
         f.keep(tags.dy, dy);
         let (x, rstd) = (f.saved(tags.x)?, f.saved(tags.rstd)?);
@@ -107,14 +131,18 @@ impl Norm {
         Ok(dx)
     }
 
-    pub(crate) fn backward_weight(&self, f: &mut Frame, w: &mut dyn Weights) -> Result<(), ModelError> {
+    /// The gradients of weight and bias, over the rank's rows.
+    ///
+    /// # Errors
+    /// As [`Norm::backward_input`].
+    pub fn backward_weight(&self, f: &mut Frame, w: &mut dyn Weights) -> Result<(), LayerError> {
         match &self.bias {
             None => self.rms_grad(f, w),
             Some(bias) => self.layer_grads(f, w, bias),
         }
     }
 
-    fn rms_grad(&self, f: &Frame, w: &mut dyn Weights) -> Result<(), ModelError> {
+    fn rms_grad(&self, f: &Frame, w: &mut dyn Weights) -> Result<(), LayerError> {
         let tags = &self.tags;
         let (dy, x, rstd) = (f.saved(tags.dy)?, f.saved(tags.x)?, f.saved(tags.rstd)?);
         let weight = w.grad(&self.weight, f.stream())?;
@@ -123,7 +151,7 @@ impl Norm {
         Ok(w.grad_done(&self.weight, f.stream())?)
     }
 
-    fn layer_grads(&self, f: &mut Frame, w: &mut dyn Weights, bias: &Param) -> Result<(), ModelError> {
+    fn layer_grads(&self, f: &mut Frame, w: &mut dyn Weights, bias: &Param) -> Result<(), LayerError> {
         let tags = &self.tags;
         let (dy, x) = (f.saved(tags.dy)?, f.saved(tags.x)?);
         let (mean, rstd) = (f.saved(tags.mean)?, f.saved(tags.rstd)?);
