@@ -31,10 +31,13 @@ use crate::{
 /// Starts of copies are aligned to it, for vector loads.
 const ALIGN: usize = 128;
 
+/// A function of the copies of an operation's accesses.
+type RunStaged = dyn Fn(&[Staged]) + Send + Sync;
+
 /// One host operation, for as long as a stream or a graph may run it.
 pub(super) struct HostCall {
     workers: Arc<Workers>,
-    run: Box<dyn Fn(&[Staged]) + Send + Sync>,
+    run: Box<RunStaged>,
     /// First the word that the stream waits for, then the copies.
     block: PinnedBlock,
     staged: Vec<Staged>,
