@@ -12,7 +12,7 @@ use crate::{
     Allocation, DType, Departure, Error, Event, GraphUse, Machine, MemoryKind, Note, OpRef, Position, Shape, Stream,
     TraceEvent, View,
     capture::Capturing,
-    cpu::{Claims, Storage},
+    cpu::Claims,
     engine::{Awaited, Waited},
     graph::GraphCounters,
     joint::JointRef,
@@ -135,7 +135,8 @@ impl DeviceInner {
         self.op_ref_of(joint.body().name(), joint.body().site.as_str(), joint.position())
     }
 
-    fn op_ref_of(&self, name: &'static str, site: &str, at: Position) -> OpRef {
+    /// The operation `name` at a place of this device.
+    pub(crate) fn op_ref_of(&self, name: &'static str, site: &str, at: Position) -> OpRef {
         let stream = lock(&self.streams).names[at.stream as usize].clone();
         OpRef { name, site: site.to_owned(), rank: self.rank, stream, seq: at.seq, node: at.node }
     }
@@ -198,7 +199,7 @@ impl Device {
         streams.live.push(Arc::downgrade(&inner));
         drop(streams);
         self.note(|| Note::Stream { stream: index, name: name.to_owned().into() });
-        self.inner().machine.engine.open(&inner);
+        self.inner().machine.engine.open(&inner)?;
         Ok(Stream::open(inner, self.clone()))
     }
 
@@ -246,12 +247,7 @@ impl Device {
             graph: graph.to_owned(),
         })?;
         let machine = &self.inner().machine;
-        let storage = if machine.engine.computes() {
-            let storage = Storage::new(bytes, machine.options.fresh);
-            Some(storage.ok_or_else(|| Error::OutOfMemory { label: label.to_owned(), bytes })?)
-        } else {
-            None
-        };
+        let storage = machine.engine.alloc(self.inner(), label, bytes)?;
         let alloc = Arc::new(Allocation {
             rank: self.inner().rank,
             id: self.inner().allocations.fetch_add(1, Ordering::Relaxed),

@@ -3,10 +3,14 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    cpu::CpuEngine,
+    Error, Meeting, Op,
+    cpu::{CpuEngine, Storage},
+    cuda::{CudaEngine, GraphOnCard},
     device::DeviceInner,
+    graph::GraphInner,
     joint::Arrival,
     machine::MachineInner,
+    memory::Backing,
     queue::{Item, Mark, StreamInner},
     sim::SimEngine,
 };
@@ -50,6 +54,7 @@ impl fmt::Display for Awaited<'_> {
 pub(crate) enum Engine {
     Cpu(CpuEngine),
     Sim(SimEngine),
+    Cuda(CudaEngine),
 }
 
 impl Engine {
@@ -58,20 +63,64 @@ impl Engine {
             Engine::Cpu(_) => "cpu",
             Engine::Sim(sim) if sim.computes() => "sim",
             Engine::Sim(_) => "dry",
+            Engine::Cuda(_) => "cuda",
         }
     }
 
     pub(crate) fn computes(&self) -> bool {
         match self {
-            Engine::Cpu(_) => true,
+            Engine::Cpu(_) | Engine::Cuda(_) => true,
             Engine::Sim(sim) => sim.computes(),
         }
     }
 
-    pub(crate) fn open(&self, stream: &Arc<StreamInner>) {
+    pub(crate) fn open(&self, stream: &Arc<StreamInner>) -> Result<(), Error> {
         match self {
             Engine::Cpu(_) => {}
             Engine::Sim(sim) => sim.open(stream),
+            Engine::Cuda(cuda) => cuda.open_on(stream)?,
+        }
+        Ok(())
+    }
+
+    /// Fresh memory, on drivers that have any.
+    pub(crate) fn alloc(&self, device: &DeviceInner, label: &str, bytes: usize) -> Result<Option<Backing>, Error> {
+        match self {
+            Engine::Cuda(cuda) => cuda.alloc(device, label, bytes).map(|memory| Some(Backing::Card(memory))),
+            _ if self.computes() => {
+                let storage = Storage::new(bytes, device.machine.options.fresh);
+                let full = || Error::OutOfMemory { label: label.to_owned(), bytes };
+                storage.map(|storage| Some(Backing::Host(storage))).ok_or_else(full)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Refuses an operation that this driver cannot run, before it is queued or captured.
+    pub(crate) fn check_op(&self, op: &Op) -> Result<(), Error> {
+        match self {
+            Engine::Cuda(cuda) => cuda.check_op(op),
+            Engine::Cpu(_) | Engine::Sim(_) => Ok(()),
+        }
+    }
+
+    /// Refuses a joint operation where this driver has none.
+    pub(crate) fn check_joint(&self, meeting: &Meeting) -> Result<(), Error> {
+        match self {
+            Engine::Cuda(_) => Err(Error::NoJoint { group: meeting.inner.name.to_string(), driver: self.name() }),
+            Engine::Cpu(_) | Engine::Sim(_) => Ok(()),
+        }
+    }
+
+    /// The driver's own form of a graph, where it has one.
+    pub(crate) fn instantiate(
+        &self,
+        device: &Arc<DeviceInner>,
+        graph: &Arc<GraphInner>,
+    ) -> Result<Option<GraphOnCard>, Error> {
+        match self {
+            Engine::Cuda(cuda) => cuda.instantiate(device, graph).map(Some),
+            Engine::Cpu(_) | Engine::Sim(_) => Ok(None),
         }
     }
 
@@ -85,6 +134,7 @@ impl Engine {
                 sim.push(stream, item);
                 Vec::new()
             }
+            Engine::Cuda(cuda) => cuda.push(stream, item),
         }
     }
 
@@ -93,6 +143,7 @@ impl Engine {
         match self {
             Engine::Cpu(cpu) => cpu.resume(arrival),
             Engine::Sim(sim) => sim.resume(arrival),
+            Engine::Cuda(_) => unreachable!("BUG: a joint operation on a driver that has none"),
         }
     }
 
@@ -100,6 +151,7 @@ impl Engine {
         match self {
             Engine::Cpu(cpu) => cpu.wait_host(device, mark),
             Engine::Sim(sim) => sim.wait_host(device, mark, what),
+            Engine::Cuda(cuda) => cuda.wait_host(device, mark),
         }
     }
 
@@ -108,6 +160,7 @@ impl Engine {
         match self {
             Engine::Cpu(cpu) => cpu.close(stream),
             Engine::Sim(sim) => sim.close(stream),
+            Engine::Cuda(cuda) => cuda.close(stream),
         }
     }
 

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use thiserror::Error;
 
-use crate::{Asked, DType, Departure, OpRef, Pending};
+use crate::{Asked, DType, Departure, OpRef, Pending, cuda::CudaError};
 
 /// Everything that can go wrong on a device. Asynchronous failures are sticky: the first one is returned by every
 /// later call on that device.
@@ -457,6 +457,43 @@ pub enum Error {
         graph: String,
         /// The event.
         event: String,
+    },
+    /// The driver has no such kernel yet, for these element types. It is never computed elsewhere instead.
+    #[error("{op}@{site}: driver '{driver}' has no kernel for it; write it as a host operation, or use another driver")]
+    NoKernel {
+        /// Operation.
+        op: &'static str,
+        /// Place in the model.
+        site: String,
+        /// Name of the driver.
+        driver: &'static str,
+    },
+    /// The driver has no joint operations.
+    #[error("driver '{driver}' has no joint operations, and group '{group}' asks for one; use another driver")]
+    NoJoint {
+        /// The group.
+        group: String,
+        /// Name of the driver.
+        driver: &'static str,
+    },
+    /// A card, its driver or its compiler refused, or failed outside of an operation.
+    #[error("cuda: {what}")]
+    Cuda {
+        /// What was being done, and where.
+        what: String,
+        /// What the driver said.
+        #[source]
+        source: CudaError,
+    },
+    /// A kernel broke the card's context: every rank on that card fails. CUDA does not tell which kernel it was; these
+    /// were the last ones begun on each stream.
+    #[error("a kernel broke the card, one of: {begun}")]
+    CardLost {
+        /// Operations that had begun, separated by commas.
+        begun: String,
+        /// What the driver said.
+        #[source]
+        source: CudaError,
     },
     /// A machine was asked for with a setting that cannot be.
     #[error("machine setting {setting} is {value}, {rule}")]

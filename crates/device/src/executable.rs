@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     Access, Mode, Region,
+    cuda::GraphOnCard,
     dataflow::Flow,
     graph::{GraphInner, NodeKind},
 };
@@ -28,10 +29,12 @@ pub(crate) struct ExecInner {
     pub(crate) flow: Flow,
     /// By node: a joint operation that stands in its meeting, for drivers that look.
     pub(crate) at_joint: Vec<AtomicBool>,
+    /// What a card launches.
+    pub(crate) on_card: Option<GraphOnCard>,
 }
 
 impl ExecInner {
-    pub(crate) fn new(graph: Arc<GraphInner>) -> ExecInner {
+    pub(crate) fn new(graph: Arc<GraphInner>, on_card: Option<GraphOnCard>) -> ExecInner {
         let mut parts: Vec<Part> = Vec::new();
         let mut behind: Vec<Vec<u32>> = Vec::new();
         let mut part_of: Vec<u32> = Vec::with_capacity(graph.nodes.len());
@@ -61,7 +64,7 @@ impl ExecInner {
             }
         }
         let at_joint = graph.nodes.iter().map(|_| AtomicBool::new(false)).collect();
-        ExecInner { flow: Flow::new(&behind), graph, parts, part_of, at_joint }
+        ExecInner { flow: Flow::new(&behind), graph, parts, part_of, at_joint, on_card }
     }
 
     pub(crate) fn part_of(&self, node: u32) -> u32 {

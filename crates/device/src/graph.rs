@@ -195,14 +195,15 @@ impl CapturedGraph {
     /// Something that streams can launch. A graph can have several, which then overlap each other, never themselves.
     ///
     /// # Errors
-    /// The device's sticky error.
+    /// The device's sticky error; [`Error::Cuda`] when a card refuses the graph.
     pub fn instantiate(&self) -> Result<Executable, Error> {
         self.0.device.inner().check()?;
         let device = self.0.device.inner();
+        let on_card = device.machine.engine.instantiate(device, &self.0.inner)?;
         let counted = Counted::new(&device.graphs, |counters| &counters.executables, self.node_count());
         let gates = Gates::new(device, self.0.events.clone(), self.trace());
         Ok(Executable(Arc::new(Instance {
-            inner: Arc::new(ExecInner::new(self.0.inner.clone())),
+            inner: Arc::new(ExecInner::new(self.0.inner.clone(), on_card)),
             device: self.0.device.clone(),
             gates: Mutex::new(gates),
             meetings: self.0.meetings.clone(),

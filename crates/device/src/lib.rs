@@ -3,6 +3,7 @@
 mod arena;
 mod capture;
 mod cpu;
+pub mod cuda;
 mod dataflow;
 mod device;
 mod download;
@@ -21,6 +22,7 @@ mod launch;
 mod launch_trace;
 mod machine;
 mod meeting;
+mod memory;
 #[cfg(test)]
 mod miri_graph_tests;
 #[cfg(test)]
@@ -71,6 +73,11 @@ pub use self::why::Why;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/device.md")]
 struct Page;
+
+/// So does this one's, as far as it can without a card.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/device-cuda.md")]
+struct CudaPage;
 
 /// So do the README's.
 #[cfg(doctest)]

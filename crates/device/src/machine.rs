@@ -12,6 +12,7 @@ use std::{
 use crate::{
     Departure, Device, Error, Fresh, Label, Meeting, Pending, Trace, Why,
     cpu::CpuEngine,
+    cuda::{CudaEngine, CudaOptions},
     device::{DeviceInner, Owner},
     engine::Engine,
     joint::Arrival,
@@ -108,6 +109,25 @@ impl Machine {
         Machine::new(Engine::Sim(SimEngine::new(Chooser::first(), false)), Options::default())
     }
 
+    /// Computes on the first NVIDIA card of this host; see [`crate::cuda`].
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], whose source names what is missing: a library, a variable that
+    /// [`cuda::prepare`](crate::cuda::prepare) sets, a card, a driver that is new enough.
+    pub fn cuda() -> Result<Machine, Error> {
+        Machine::cuda_with(CudaOptions::default(), Options::default())
+    }
+
+    /// As [`Machine::cuda`], with settings.
+    ///
+    /// # Errors
+    /// As [`Machine::cuda`].
+    pub fn cuda_with(cuda: CudaOptions, options: Options) -> Result<Machine, Error> {
+        let engine = CudaEngine::open(&cuda)
+            .map_err(|source| Error::Cuda { what: "the machine cannot be opened".to_owned(), source })?;
+        Ok(Machine::new(Engine::Cuda(engine), options))
+    }
+
     fn new(engine: Engine, options: Options) -> Machine {
         Machine(Arc::new(MachineInner {
             engine,
@@ -122,7 +142,7 @@ impl Machine {
         }))
     }
 
-    /// Name of the driver: `cpu`, `sim` or `dry`.
+    /// Name of the driver: `cpu`, `sim`, `dry` or `cuda`.
     pub fn driver(&self) -> &'static str {
         self.0.engine.name()
     }

@@ -1,17 +1,67 @@
 //! What a stream is made of, and the host's side of it.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, atomic::AtomicBool};
+use std::{
+    ops::Deref,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, atomic::AtomicBool},
+};
 
 use crate::{
     Departure, Error, Op, Position,
     capture::Capture,
+    cuda::{Point, StreamOnCard},
     device::DeviceInner,
     handoff::{self, Inbox},
     joint::JointCall,
     launch::LaunchBody,
 };
 
-pub(crate) type Mark = handoff::Mark<Waiter>;
+/// A point in a stream. On a card it is reached when the card says so; elsewhere whoever runs the stream completes it.
+pub(crate) struct Mark {
+    own: handoff::Mark<Waiter>,
+    on_card: OnceLock<Point>,
+}
+
+impl Mark {
+    pub(crate) fn new() -> Mark {
+        Mark { own: handoff::Mark::new(), on_card: OnceLock::new() }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        if self.own.is_done() {
+            return true;
+        }
+        let reached = self.on_card.get().is_some_and(Point::is_reached);
+        if reached {
+            // From now on asking costs one load. Nobody parks at a point on a card.
+            drop(self.own.complete());
+        }
+        reached
+    }
+
+    /// Says where on the card it is. Once, and on every way out of a submission: others wait to be told.
+    pub(crate) fn put_on_card(&self, point: Point) {
+        let first = self.on_card.set(point);
+        debug_assert!(first.is_ok(), "BUG: a mark is in two places of a card");
+    }
+
+    /// It did not get to the card: whoever waits finds the error. A mark that did stays where it is.
+    pub(crate) fn lose(&self) {
+        let _ = self.on_card.set(Point::Reached);
+    }
+
+    /// Where on the card it is. Blocks for the few instructions between the issue of a record and its submission.
+    pub(crate) fn on_card(&self) -> &Point {
+        self.on_card.wait()
+    }
+}
+
+impl Deref for Mark {
+    type Target = handoff::Mark<Waiter>;
+
+    fn deref(&self) -> &handoff::Mark<Waiter> {
+        &self.own
+    }
+}
 
 /// Who waits for a mark or for a worker.
 pub(crate) enum Waiter {
@@ -119,6 +169,8 @@ pub(crate) struct StreamInner {
     dropped: OnceLock<Departure>,
     /// Parked in a meeting that someone else must complete.
     pub(crate) at_joint: AtomicBool,
+    /// Its other half, on the `cuda` driver.
+    pub(crate) on_card: OnceLock<StreamOnCard>,
 }
 
 /// The host's side of a stream.
@@ -184,6 +236,7 @@ impl StreamInner {
             submit: Mutex::new(Submit { next: 0, behind: Vec::new(), capture: None }),
             dropped: OnceLock::new(),
             at_joint: AtomicBool::new(false),
+            on_card: OnceLock::new(),
         }
     }
 

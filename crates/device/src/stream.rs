@@ -68,6 +68,7 @@ impl Stream {
         inner.device.check()?;
         check_accesses(op.name, &op.site, &op.accesses, &inner.device)?;
         check_planned(&op.accesses, inner)?;
+        inner.device.machine.engine.check_op(&op)?;
         let mut submit = inner.lock();
         if let Some(capture) = submit.capture()? {
             capture.add(inner.index, Draft::Op(op));
@@ -230,7 +231,8 @@ impl Stream {
             return Err(Error::Foreign { what, owner, used_by: device.rank });
         }
         check_owner(accesses, device)?;
-        check_planned(accesses, self.inner())
+        check_planned(accesses, self.inner())?;
+        device.machine.engine.check_joint(meeting)
     }
 
     fn meet(&self, meeting: &Meeting, request: Request, site: Site, accesses: Vec<Access>) -> Result<(), Error> {

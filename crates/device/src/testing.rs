@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Access, Allocation, Args, DType, Element, Fresh, MemoryKind, Shape, View, cpu::Storage};
+use crate::{Access, Allocation, Args, DType, Element, Fresh, MemoryKind, Shape, View, cpu::Storage, memory::Backing};
 
 /// A view of fresh memory.
 pub(crate) fn scratch(label: &str, dims: &[usize], dtype: DType, fresh: Fresh) -> View {
@@ -14,7 +14,7 @@ pub(crate) fn scratch(label: &str, dims: &[usize], dtype: DType, fresh: Fresh) -
         label: label.into(),
         bytes,
         kind: MemoryKind::Other,
-        storage: Some(Storage::new(bytes, fresh).expect("little memory")),
+        storage: Some(Backing::Host(Storage::new(bytes, fresh).expect("little memory"))),
         only_stream: None,
         owner: Arc::default(),
     };

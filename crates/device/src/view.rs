@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use crate::{DType, Error, Region, Shape, cpu::Storage, device::DeviceInner};
+use crate::{DType, Error, Region, Shape, device::DeviceInner, memory::Backing};
 
 /// What memory is for; memory plans are summed by it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -28,7 +28,7 @@ pub struct Allocation {
     pub(crate) bytes: usize,
     pub(crate) kind: MemoryKind,
     /// None on the `dry` driver.
-    pub(crate) storage: Option<Storage>,
+    pub(crate) storage: Option<Backing>,
     /// Planned memory is reused in the order of one stream, and no other may touch it: number and name.
     pub(crate) only_stream: Option<(u32, String)>,
     /// The device, which need not live any more; ranks are not enough, because two machines can have the same.

@@ -13,6 +13,11 @@ mod api {
     mod capture_joint; // joint operations in graphs
     mod capture_random; // random programs, eager and replayed
     mod capture_rules; // what a capture takes and refuses
+    #[cfg(feature = "gpu-tests")]
+    mod card_kernels; // kernels on a card against their twins
+    #[cfg(feature = "gpu-tests")]
+    mod card_rules; // what a card refuses, and what only a card can show
+    mod compiled; // kernels compile without a card
     mod departures; // ranks that leave, fail, panic or never come
     mod determinism; // what may depend on workers and seeds: nothing that is ordered
     mod drops; // handles dropped in any order, with work queued

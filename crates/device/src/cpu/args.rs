@@ -1,6 +1,6 @@
 //! The only way from an operation to memory: its declared accesses, each checked and each mutable one taken once.
 
-use std::{cell::Cell, marker::PhantomData, ops::Range, slice};
+use std::{cell::Cell, marker::PhantomData, ops::Range, ptr::NonNull, slice};
 
 use thiserror::Error;
 
@@ -51,9 +51,20 @@ pub enum ArgError {
     },
 }
 
+/// Where the elements of an access lie on the host while it runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Staged(pub(crate) NonNull<u8>);
+
+// SAFETY: a bare address. Whoever dereferences it has promised to be alone with those bytes (`Args::staged`).
+unsafe impl Send for Staged {}
+// SAFETY: as above.
+unsafe impl Sync for Staged {}
+
 /// The memory of a running operation.
 pub struct Args<'a> {
     accesses: &'a [Access],
+    /// By access, where its elements lie without gaps, if not in the memory of the views.
+    staged: Option<&'a [Staged]>,
     taken: Cell<u64>,
 }
 
@@ -63,7 +74,17 @@ impl<'a> Args<'a> {
     /// mode, and no two accesses of the list conflict with each other. All views have storage.
     pub(crate) unsafe fn new(accesses: &'a [Access]) -> Args<'a> {
         debug_assert!(accesses.len() <= 64, "BUG: more accesses than the taken mask holds");
-        Args { accesses, taken: Cell::new(0) }
+        Args { accesses, staged: None, taken: Cell::new(0) }
+    }
+
+    /// The same operation on copies: rows follow each other without gaps.
+    ///
+    /// # Safety
+    /// For `'a`, each of `staged` (one per access) has room for all elements of its view, aligned for them, and no
+    /// other thread touches it.
+    pub(crate) unsafe fn staged(accesses: &'a [Access], staged: &'a [Staged]) -> Args<'a> {
+        debug_assert!(accesses.len() == staged.len(), "BUG: a copy for each access");
+        Args { accesses, staged: Some(staged), taken: Cell::new(0) }
     }
 
     /// Declared accesses.
@@ -95,7 +116,7 @@ impl<'a> Args<'a> {
     /// [`ArgError`] when it is not.
     pub fn read<T: Element>(&self, index: usize) -> Result<&'a [T], ArgError> {
         let rows = self.rows::<T>(index)?;
-        if rows.pitch != rows.cols && rows.rows > 1 {
+        if !self.access(index)?.view.is_contiguous() {
             return Err(ArgError::Strided { index });
         }
         // SAFETY: contiguous, so the rows are `rows * cols` adjacent elements of the claimed region.
@@ -126,8 +147,8 @@ impl<'a> Args<'a> {
             return Err(ArgError::Mode { index, declared: access.mode, asked: "read only" });
         }
         let base = self.base::<T>(index, access)?;
-        let view = &access.view;
-        Ok(Rows { base, rows: view.row_count(), cols: view.cols(), pitch: view.pitch(), life: PhantomData })
+        let (view, pitch) = (&access.view, self.pitch(access));
+        Ok(Rows { base, rows: view.row_count(), cols: view.cols(), pitch, life: PhantomData })
     }
 
     /// The rows of an argument that is declared as written or updated, with or without gaps between them.
@@ -145,22 +166,29 @@ impl<'a> Args<'a> {
             return Err(ArgError::Taken { index });
         }
         self.taken.set(self.taken.get() | bit);
-        let view = &access.view;
-        Ok(RowsMut { base, rows: view.row_count(), cols: view.cols(), pitch: view.pitch(), life: PhantomData })
+        let (view, pitch) = (&access.view, self.pitch(access));
+        Ok(RowsMut { base, rows: view.row_count(), cols: view.cols(), pitch, life: PhantomData })
     }
 
     fn access(&self, index: usize) -> Result<&'a Access, ArgError> {
         self.accesses.get(index).ok_or(ArgError::Index { index, have: self.accesses.len() })
     }
 
+    fn pitch(&self, access: &Access) -> usize {
+        if self.staged.is_some() { access.view.cols() } else { access.view.pitch() }
+    }
+
     fn base<T: Element>(&self, index: usize, access: &Access) -> Result<*mut T, ArgError> {
         if access.view.dtype() != T::DTYPE {
             return Err(ArgError::DType { index, declared: access.view.dtype(), asked: T::DTYPE });
         }
+        if let Some(staged) = self.staged {
+            return Ok(staged[index].0.as_ptr().cast());
+        }
         let storage = access.view.allocation().storage.as_ref().expect("BUG: a kernel ran without storage");
         // SAFETY: a view's region lies inside its allocation, and starts at a multiple of the element size because
         // allocations are aligned and every cut is in whole elements.
-        Ok(unsafe { storage.base().add(access.view.region().start) }.cast())
+        Ok(unsafe { storage.host().add(access.view.region().start) }.cast())
     }
 }
 

@@ -46,7 +46,7 @@ fn run_tile(piece: &Piece, from: usize, to: usize) -> Result<(), OpError> {
 fn base<T: Element>(view: &View) -> *mut T {
     let storage = view.allocation().storage.as_ref().expect("BUG: an exchange ran without storage");
     // SAFETY: a view's region lies inside its allocation.
-    unsafe { storage.base().add(view.region().start) }.cast()
+    unsafe { storage.host().add(view.region().start) }.cast()
 }
 
 fn typed<T: Number>(piece: &Piece, from: usize, to: usize) {
@@ -88,7 +88,7 @@ pub(crate) fn snapshot(view: &View) -> Vec<u8> {
 fn base_bytes(view: &View) -> *const u8 {
     let storage = view.allocation().storage.as_ref().expect("BUG: an exchange ran without storage");
     // SAFETY: a view's region lies inside its allocation.
-    unsafe { storage.base().add(view.region().start) }
+    unsafe { storage.host().add(view.region().start) }
 }
 
 /// Computes one destination of `piece` from snapshots of its sources: the slow twin of [`run`], element by element.

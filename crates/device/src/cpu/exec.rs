@@ -73,7 +73,8 @@ pub(crate) fn trace_run(device: &DeviceInner, at: Position, name: &'static str, 
     device.machine.tracer.add(rank, || TraceEvent::Ran { rank, stream, seq, node, name: name.into(), start, end });
 }
 
-fn failure(op: OpRef, error: OpError) -> Error {
+/// What the device fails with when `op` ended with `error`.
+pub(crate) fn failure(op: OpRef, error: OpError) -> Error {
     match error.downcast::<OpPanic>() {
         Ok(panic) => Error::Panicked { op, message: panic.0 },
         Err(error) => Error::Failed { op, source: Arc::from(error) },

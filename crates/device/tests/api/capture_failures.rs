@@ -15,7 +15,7 @@ use super::{
 };
 
 conformance! {
-    every:
+    every_on_hosts:
         a_dropped_stream_tells_what_of_its_launch_it_threw_away,
         a_queued_launch_is_thrown_away_with_its_stream,
         a_launch_that_waits_for_ever_is_a_deadlock_or_a_time_out;
@@ -25,10 +25,11 @@ conformance! {
         a_panic_in_a_launch_is_told_like_one_in_a_stream,
         an_executable_is_whole_after_it_ran_behind_a_failure;
     blocking:
-        a_race_between_two_branches_is_refused,
-        a_race_with_a_node_that_is_still_to_come_in_the_same_chain_is_refused,
         memory_that_was_ordered_by_gates_is_no_race,
-        dropping_waits_for_the_node_that_runs
+        dropping_waits_for_the_node_that_runs;
+    blocking_on_hosts:
+        a_race_between_two_branches_is_refused,
+        a_race_with_a_node_that_is_still_to_come_in_the_same_chain_is_refused
 }
 
 fn a_failure_names_its_node_and_skips_what_is_behind_it(driver: &Driver) {

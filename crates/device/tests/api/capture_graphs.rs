@@ -15,7 +15,6 @@ conformance! {
         an_empty_graph_can_be_launched,
         an_executable_outlives_its_handles_while_it_runs,
         a_graph_keeps_its_memory_alive,
-        a_graph_tells_what_it_writes,
         executables_of_another_device_are_refused,
         nodes_are_behind_exactly_what_the_streams_were_behind,
         a_point_behind_two_branches_is_behind_both,
@@ -23,6 +22,8 @@ conformance! {
         a_dropped_wait_inside_a_capture_loses_its_edge_and_is_told,
         a_dropped_join_does_not_leave_the_stream_unjoined,
         a_trace_opens_up_every_launch;
+    every_on_hosts:
+        a_graph_tells_what_it_writes;
     computing:
         a_replay_gives_the_bits_of_its_eager_twin,
         a_captured_upload_writes_the_same_values_at_every_launch,

@@ -170,3 +170,18 @@ proptest! {
         prop_assert_eq!(&bits(&cpu(2), &calls, How::Eager), &want);
     }
 }
+
+#[cfg(feature = "gpu-tests")]
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20))]
+
+    #[test]
+    fn a_random_program_replayed_on_a_card_gives_the_bits_of_its_eager_twin(calls in calls()) {
+        let without_sums: Vec<Call> = calls.into_iter().filter(|call| matches!(call, Call::Combine { .. })).collect();
+        let _turn = super::drivers::card_turn();
+        let (want, card) = (bits(&sim(0), &without_sums, How::Eager), super::drivers::cuda());
+        for how in [How::Eager, How::Replayed, How::ReplayedInTurns] {
+            prop_assert_eq!(&bits(&card, &without_sums, how), &want);
+        }
+    }
+}

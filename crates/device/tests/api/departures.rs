@@ -11,7 +11,7 @@ use super::{
 };
 
 conformance! {
-    every:
+    every_on_hosts:
         a_member_that_never_comes_is_named,
         two_groups_met_in_different_orders_are_told,
         a_departure_before_the_arrival_is_told,
@@ -21,7 +21,7 @@ conformance! {
         a_rank_that_panics_is_missed_at_once,
         a_rank_that_returns_after_its_last_meeting_harms_nobody,
         a_departure_reaches_every_group_of_the_rank;
-    computing:
+    computing_on_hosts:
         a_failure_before_the_arrival_is_told
 }
 

@@ -98,8 +98,9 @@ fn the_dry_driver_submits_what_the_others_submit() {
 
 conformance! {
     computing:
-        a_trace_tells_what_ran_and_not_what_was_skipped,
-        nothing_is_traced_outside_of_a_recording
+        nothing_is_traced_outside_of_a_recording;
+    computing_on_hosts:
+        a_trace_tells_what_ran_and_not_what_was_skipped
 }
 
 fn ran(trace: &Trace) -> Vec<(&str, u64)> {

@@ -47,8 +47,39 @@ pub(crate) fn on_seeds(claim: fn(&Driver)) {
     (0..6).for_each(|seed| claim(&sim(seed)));
 }
 
+/// A card, if the tests were built for one.
+#[cfg(feature = "gpu-tests")]
+pub(crate) fn cuda() -> Driver {
+    use device::cuda::{CudaOptions, prepare};
+    // Tests have no `main` of ours: the first one that comes here starts all of them again.
+    prepare().expect("the environment can be prepared");
+    Driver::new(move |options| {
+        let kernel_cache = Some(std::env::temp_dir().join("warpweft-test-kernels"));
+        Machine::cuda_with(CudaOptions { kernel_cache, ..CudaOptions::default() }, options).unwrap()
+    })
+}
+
+/// The right to the card. Closing a context, and giving memory back, wait for all streams of a process, also for those
+/// that another test holds; so one test after the other uses it.
+#[cfg(feature = "gpu-tests")]
+pub(crate) fn card_turn() -> std::fs::File {
+    let turn = std::fs::File::create(std::env::temp_dir().join("warpweft-test-card.lock")).unwrap();
+    turn.lock().unwrap();
+    turn
+}
+
+/// A claim on a card, whose context stays open between the claim's machines.
+#[cfg(feature = "gpu-tests")]
+pub(crate) fn on_card(claim: fn(&Driver)) {
+    let _turn = card_turn();
+    let driver = cuda();
+    let _context = driver.machine();
+    claim(&driver);
+}
+
 /// Makes each claim a test of each driver. `every` claims need no values, `computing` claims do, `blocking` claims
-/// have operations that wait for each other, which takes real threads.
+/// have operations that wait for each other, which takes real threads. What `cuda` does not promise, because it has no
+/// joint operations, finds no races and takes nothing back, is claimed `on_hosts`.
 macro_rules! conformance {
     ($kind:ident: $($claim:ident),+ $(,)? $(; $($rest:tt)+)?) => {
         mod $kind {
@@ -57,17 +88,33 @@ macro_rules! conformance {
         $(conformance! { $($rest)+ })?
     };
     (@ every $($claim:ident),+) => {
-        conformance!(@ computing $($claim),+);
-        conformance!(@ driver dry, |claim: fn(&_)| claim(&crate::api::drivers::dry()), $($claim),+);
+        conformance!(@ every_on_hosts $($claim),+);
+        conformance!(@ cuda $($claim),+);
     };
     (@ computing $($claim:ident),+) => {
-        conformance!(@ driver cpu_1, |claim: fn(&_)| claim(&crate::api::drivers::cpu(1)), $($claim),+);
-        conformance!(@ blocking $($claim),+);
-        conformance!(@ driver sim, crate::api::drivers::on_seeds, $($claim),+);
+        conformance!(@ computing_on_hosts $($claim),+);
+        conformance!(@ cuda $($claim),+);
     };
     (@ blocking $($claim:ident),+) => {
+        conformance!(@ blocking_on_hosts $($claim),+);
+        conformance!(@ cuda $($claim),+);
+    };
+    (@ every_on_hosts $($claim:ident),+) => {
+        conformance!(@ computing_on_hosts $($claim),+);
+        conformance!(@ driver dry, |claim: fn(&_)| claim(&crate::api::drivers::dry()), $($claim),+);
+    };
+    (@ computing_on_hosts $($claim:ident),+) => {
+        conformance!(@ driver cpu_1, |claim: fn(&_)| claim(&crate::api::drivers::cpu(1)), $($claim),+);
+        conformance!(@ blocking_on_hosts $($claim),+);
+        conformance!(@ driver sim, crate::api::drivers::on_seeds, $($claim),+);
+    };
+    (@ blocking_on_hosts $($claim:ident),+) => {
         conformance!(@ driver cpu_2, |claim: fn(&_)| claim(&crate::api::drivers::cpu(2)), $($claim),+);
         conformance!(@ driver cpu_4, |claim: fn(&_)| claim(&crate::api::drivers::cpu(4)), $($claim),+);
+    };
+    (@ cuda $($claim:ident),+) => {
+        #[cfg(feature = "gpu-tests")]
+        conformance!(@ driver cuda, crate::api::drivers::on_card, $($claim),+);
     };
     (@ driver $driver:ident, $run:expr, $($claim:ident),+) => {
         mod $driver {

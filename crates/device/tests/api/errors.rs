@@ -21,7 +21,8 @@ conformance! {
         events_complete_behind_a_failure,
         a_failed_device_refuses_new_work,
         other_devices_of_the_machine_go_on,
-        memory_is_reached_only_as_declared,
+        memory_is_reached_only_as_declared;
+    computing_on_hosts:
         a_failed_rank_takes_its_groups_with_it_and_stays_the_root,
         joint_operations_complete_behind_a_failure
 }

@@ -8,17 +8,19 @@ use device::*;
 use super::{
     drivers::{Driver, LIMIT, SHORT},
     ranks::{all_well, run_ranks},
-    work::{copy, expect_values, floats, open, set},
+    work::{Never, copy, expect_values, floats, open, set},
 };
 
 conformance! {
     every:
-        members_with_different_sizes_fail_and_name_both,
-        a_rank_that_never_starts_is_named,
         whoever_waits_in_vain_is_told_whether_for_a_stream_an_event_or_values;
+    every_on_hosts:
+        members_with_different_sizes_fail_and_name_both,
+        a_rank_that_never_starts_is_named;
     computing:
+        memory_lives_until_its_last_queued_reader_is_done;
+    computing_on_hosts:
         a_reduction_waits_for_every_stream_that_filled_its_bucket,
-        memory_lives_until_its_last_queued_reader_is_done,
         a_thousand_reductions_of_the_rank_give_the_same_sum
 }
 
@@ -125,8 +127,7 @@ fn whoever_waits_in_vain_is_told_whether_for_a_stream_an_event_or_values(driver:
             continue; // it has none to wait for
         }
         let (device, stream) = open(&machine, 0, "comm");
-        let meeting = machine.meeting("dp", &[0, 1], 0).unwrap();
-        stream.joint(&meeting, Exchange::Barrier, "test", Vec::new()).unwrap();
+        let _never = Never::before(&stream);
         let text = wait(&device, &stream).unwrap_err().to_string();
         assert!(text.contains(&format!("for {what}")), "{text}");
     }

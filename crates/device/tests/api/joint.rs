@@ -9,7 +9,7 @@ use super::{
 };
 
 conformance! {
-    every:
+    every_on_hosts:
         every_exchange_moves_what_its_definition_says,
         exchanges_in_place_give_the_same,
         members_are_ordered_by_the_list_and_not_by_rank,
@@ -17,7 +17,7 @@ conformance! {
         an_empty_exchange_is_still_a_meeting,
         one_call_makes_several_exchanges,
         an_empty_call_takes_no_place_in_the_sequence;
-    computing:
+    computing_on_hosts:
         a_barrier_orders_streams_of_different_ranks,
         a_member_may_use_several_streams_in_turn,
         handles_of_one_member_share_one_sequence,

@@ -15,14 +15,15 @@ use super::{
 
 conformance! {
     blocking:
-        two_writers_at_the_same_time_are_a_race,
-        a_reader_and_a_writer_at_the_same_time_are_a_race,
         readers_at_the_same_time_are_none,
         columns_of_one_matrix_are_none,
-        rows_that_share_columns_are_a_race,
         memory_of_different_ranks_never_races,
-        a_joint_operation_races_with_an_operation,
-        the_order_of_an_event_is_no_race
+        the_order_of_an_event_is_no_race;
+    blocking_on_hosts:
+        two_writers_at_the_same_time_are_a_race,
+        a_reader_and_a_writer_at_the_same_time_are_a_race,
+        rows_that_share_columns_are_a_race,
+        a_joint_operation_races_with_an_operation
 }
 
 /// Launches `first`, and `second` while it runs. The error names the race, if there is one.

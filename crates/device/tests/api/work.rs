@@ -73,25 +73,61 @@ impl Counter {
     }
 }
 
-/// A stream that cannot go on until [`Gate::open`]: its rank waits for another one in a barrier.
-pub(crate) struct Gate {
-    other: Stream,
-    meetings: [Meeting; 2],
+/// A stream that cannot go on until [`Gate::open`]: its rank waits for another one in a barrier, or, where there are no
+/// barriers, an operation waits for the gate.
+pub(crate) enum Gate {
+    Barrier { other: Stream, meetings: [Meeting; 2] },
+    Held(mpsc::Sender<()>),
 }
 
 impl Gate {
     pub(crate) fn before(stream: &Stream) -> Gate {
         let machine = stream.device().machine();
+        if machine.driver() == "cuda" {
+            let (op, _, go) = held(Vec::new());
+            stream.launch(op).unwrap();
+            return Gate::Held(go);
+        }
         let (_, other) = open(&machine, 99, "gate");
         let ranks = [stream.rank(), 99];
         let meetings = ranks.map(|rank| machine.meeting("gate", &ranks, rank).unwrap());
         stream.joint(&meetings[0], Exchange::Barrier, "gate", Vec::new()).unwrap();
-        Gate { other, meetings }
+        Gate::Barrier { other, meetings }
     }
 
     pub(crate) fn open(self) {
-        self.other.joint(&self.meetings[1], Exchange::Barrier, "gate", Vec::new()).unwrap();
-        self.other.synchronize().unwrap();
+        match self {
+            Gate::Barrier { other, meetings } => {
+                other.joint(&meetings[1], Exchange::Barrier, "gate", Vec::new()).unwrap();
+                other.synchronize().unwrap();
+            }
+            Gate::Held(go) => go.send(()).unwrap(),
+        }
+    }
+}
+
+/// A stream that stands still for as long as this lives: it waits for rank 77, which never comes, or for an operation
+/// that waits for this.
+pub(crate) struct Never(Option<mpsc::Sender<()>>);
+
+impl Never {
+    pub(crate) fn before(stream: &Stream) -> Never {
+        let machine = stream.device().machine();
+        if machine.driver() == "cuda" {
+            let (op, _, go) = held(Vec::new());
+            stream.launch(op).unwrap();
+            return Never(Some(go));
+        }
+        let meeting = machine.meeting("never", &[stream.rank(), 77], stream.rank()).unwrap();
+        stream.joint(&meeting, Exchange::Barrier, "test", Vec::new()).unwrap();
+        Never(None)
+    }
+}
+
+impl Drop for Never {
+    fn drop(&mut self) {
+        // The operation may have given up, when a claim took too long.
+        self.0.take().map(|go| go.send(()));
     }
 }
 
@@ -100,13 +136,13 @@ pub(crate) fn failing(site: &'static str, text: &'static str) -> Op {
     Op::host("fail", site, Vec::new(), move |_| Err(text.into()))
 }
 
-/// An operation that runs until it is let go, and says when it has begun.
+/// An operation that runs until it is let go, and says when it has begun to whoever still listens.
 pub(crate) fn held(accesses: Vec<Access>) -> (Op, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let ((begun, begin), (go, wait)) = (mpsc::channel(), mpsc::channel());
     let ends = Mutex::new((begun, wait));
     let op = Op::host("held", "test", accesses, move |_| {
         let ends = ends.lock().unwrap();
-        ends.0.send(())?;
+        let _ = ends.0.send(());
         ends.1.recv_timeout(LIMIT)?;
         Ok(())
     });

@@ -1,0 +1,301 @@
+//! A card: its context, and what is made once for it.
+
+use std::{
+    collections::HashMap,
+    ffi::CString,
+    path::PathBuf,
+    ptr,
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    time::Duration,
+};
+
+use cudarc::driver::sys;
+
+use super::{
+    Arch, CudaError,
+    compile::{self, Cache},
+    error::check,
+    kernels,
+    memory::{Blocks, Pinned},
+};
+
+/// Which cards a machine uses, and where compiled kernels are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaOptions {
+    /// Numbers of the cards, as the driver counts them. Rank `r` is on the card at place `r % cards.len()`; ranks may
+    /// share a card.
+    pub cards: Vec<u32>,
+    /// Folder for compiled kernels, by source, options and version of the compiler. Without one they are compiled
+    /// whenever a machine is opened, which takes seconds.
+    pub kernel_cache: Option<PathBuf>,
+}
+
+impl Default for CudaOptions {
+    /// Card 0, no cache.
+    fn default() -> Self {
+        CudaOptions { cards: vec![0], kernel_cache: None }
+    }
+}
+
+/// Version of CUDA that a driver must support: for kernel nodes and memory operations in graphs as they are used here.
+const NEEDED_VERSION: i32 = 12_000;
+
+/// One card. Everything on it is made in its primary context, which all machines of the process share.
+pub(crate) struct Card {
+    pub(super) ordinal: u32,
+    device: sys::CUdevice,
+    context: Context,
+    /// By name.
+    functions: HashMap<&'static str, Function>,
+    modules: Vec<Module>,
+    /// Events that nobody uses.
+    pub(super) events: Mutex<Vec<RawEvent>>,
+    pub(super) pinned: Mutex<Pinned>,
+    pub(super) freed: Mutex<Blocks>,
+    /// For what no stream asks for: filling fresh memory.
+    side: RawStream,
+    /// A record that is reached: for gates that wait for nothing.
+    pub(super) reached: RawEvent,
+    /// What broke the context.
+    lost: OnceLock<CudaError>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Context(pub(super) sys::CUcontext);
+#[derive(Clone, Copy)]
+pub(super) struct RawStream(pub(super) sys::CUstream);
+#[derive(Clone, Copy)]
+pub(super) struct RawEvent(pub(super) sys::CUevent);
+#[derive(Clone, Copy)]
+pub(super) struct Function(pub(super) sys::CUfunction);
+struct Module(sys::CUmodule);
+
+/// Handles are names that the driver gives out; it takes them from any thread that has their context.
+macro_rules! any_thread {
+    ($($handle:ident),+) => {$(
+        // SAFETY: the driver's functions are safe to call from any thread, and nothing here follows the pointer.
+        unsafe impl Send for $handle {}
+        // SAFETY: as above.
+        unsafe impl Sync for $handle {}
+    )+};
+}
+any_thread!(Context, RawStream, RawEvent, Function, Module);
+
+pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|poison| poison.into_inner())
+}
+
+/// Opens the libraries, or says which is missing.
+pub(super) fn open_driver() -> Result<u32, CudaError> {
+    // SAFETY: opens a library that is made to be opened this way.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::Missing { library: "libcuda", what_for: "the NVIDIA driver" });
+    }
+    compile::open()?;
+    let (mut version, mut count) = (0, 0);
+    // SAFETY: the library is there; both calls write one integer.
+    unsafe {
+        check("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
+        if version < NEEDED_VERSION {
+            return Err(CudaError::OldDriver { have: version, need: NEEDED_VERSION });
+        }
+        check("cuInit", sys::cuInit(0))?;
+        check("cuDeviceGetCount", sys::cuDeviceGetCount(&mut count))?;
+    }
+    Ok(count as u32)
+}
+
+impl Card {
+    /// Opens card `ordinal`: its context, and all kernels.
+    pub(super) fn open(ordinal: u32, options: &CudaOptions) -> Result<Arc<Card>, CudaError> {
+        let (mut device, mut context) = (0, ptr::null_mut());
+        // SAFETY: the driver is initialised (`open_driver`); each call writes one value.
+        unsafe {
+            check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as i32))?;
+            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
+        }
+        // From here on `Drop` gives back what was made so far.
+        let mut card = Card {
+            ordinal,
+            device,
+            context: Context(context),
+            functions: HashMap::new(),
+            modules: Vec::new(),
+            events: Mutex::default(),
+            pinned: Mutex::default(),
+            freed: Mutex::default(),
+            side: RawStream(ptr::null_mut()),
+            reached: RawEvent(ptr::null_mut()),
+            lost: OnceLock::new(),
+        };
+        card.bind()?;
+        if card.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)? == 0 {
+            return Err(CudaError::Unable { card: ordinal, what: "let a stream wait for a value in memory" });
+        }
+        card.side = card.new_stream()?;
+        card.reached = card.new_event()?;
+        card.record(card.reached, card.side)?;
+        card.load(&Cache::new(options.kernel_cache.clone()))?;
+        card.wait_side()?;
+        Ok(Arc::new(card))
+    }
+
+    /// Makes its context the calling thread's. Every entry of this driver begins with it.
+    pub(super) fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained as long as this card lives.
+        self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context.0) })
+    }
+
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.context.0
+    }
+
+    /// As [`check`]; what breaks the context is kept.
+    pub(super) fn check(&self, call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
+        let result = check(call, code);
+        if let Err(error) = &result
+            && error.is_fatal()
+        {
+            self.lost.get_or_init(|| error.clone());
+        }
+        result
+    }
+
+    /// What broke the context, if something did. Nothing on this card will move any more.
+    pub(super) fn lost(&self) -> Option<&CudaError> {
+        self.lost.get()
+    }
+
+    fn attribute(&self, which: sys::CUdevice_attribute) -> Result<i32, CudaError> {
+        let mut value = 0;
+        // SAFETY: writes one integer.
+        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, which, self.device) })?;
+        Ok(value)
+    }
+
+    pub(super) fn arch(&self) -> Result<Arch, CudaError> {
+        let major = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok(Arch { major: major as u32, minor: minor as u32 })
+    }
+
+    pub(super) fn function(&self, name: &'static str) -> Function {
+        *self.functions.get(name).unwrap_or_else(|| panic!("BUG: no kernel is called {name}"))
+    }
+
+    fn load(&mut self, cache: &Cache) -> Result<(), CudaError> {
+        let arch = self.arch()?;
+        for source in kernels::SOURCES {
+            let image = cache.compiled(source, arch)?;
+            let mut module = ptr::null_mut();
+            // SAFETY: the image is a whole object file, as the compiler made it; it is copied.
+            let code = unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) };
+            self.check("cuModuleLoadData", code)?;
+            self.modules.push(Module(module));
+            for name in source.functions {
+                let (mut function, symbol) = (ptr::null_mut(), CString::new(*name).expect("BUG: a name without NUL"));
+                // SAFETY: the module was just loaded, and lives as long as this card.
+                let code = unsafe { sys::cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
+                self.check("cuModuleGetFunction", code)?;
+                self.functions.insert(name, Function(function));
+            }
+        }
+        Ok(())
+    }
+
+    /// A stream that no other one orders by its mere existence.
+    pub(super) fn new_stream(&self) -> Result<RawStream, CudaError> {
+        let mut stream = ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current (callers bind); writes one handle.
+        self.check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        Ok(RawStream(stream))
+    }
+
+    fn new_event(&self) -> Result<RawEvent, CudaError> {
+        let mut event = ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the context is current (callers bind); writes one handle.
+        self.check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        Ok(RawEvent(event))
+    }
+
+    /// An event that nobody uses.
+    pub(super) fn take_event(&self) -> Result<RawEvent, CudaError> {
+        let pooled = lock(&self.events).pop();
+        pooled.map_or_else(|| self.new_event(), Ok)
+    }
+
+    pub(super) fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), CudaError> {
+        // SAFETY: both are of this card and live; the context is current (callers bind).
+        self.check("cuEventRecord", unsafe { sys::cuEventRecord(event.0, stream.0) })
+    }
+
+    /// Whether the last record of `event` is reached. A broken context reaches nothing.
+    pub(super) fn is_reached(&self, event: RawEvent) -> Result<bool, CudaError> {
+        self.bind()?;
+        // SAFETY: the event is of this card and lives.
+        match unsafe { sys::cuEventQuery(event.0) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => self.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Fills fresh memory, and returns when that is done: no stream is behind it.
+    pub(super) fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller has just been given these bytes, so nobody else touches them.
+        self.on_side(|stream| unsafe { ("cuMemsetD8Async", sys::cuMemsetD8Async(address, byte, bytes, stream.0)) })
+    }
+
+    /// Queues what no stream asks for, and returns when it is done.
+    pub(super) fn on_side(
+        &self,
+        queue: impl FnOnce(RawStream) -> (&'static str, sys::CUresult),
+    ) -> Result<(), CudaError> {
+        let (call, code) = queue(self.side);
+        self.check(call, code)?;
+        self.wait_side()
+    }
+
+    fn wait_side(&self) -> Result<(), CudaError> {
+        let event = self.take_event()?;
+        let waited = self.record(event, self.side).and_then(|()| {
+            while !self.is_reached(event)? {
+                std::thread::sleep(Duration::from_micros(10));
+            }
+            Ok(())
+        });
+        lock(&self.events).push(event);
+        waited
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        if self.bind().is_err() {
+            return;
+        }
+        let events = lock(&self.events).drain(..).chain([self.reached]).collect::<Vec<_>>();
+        let (pinned, freed) = (lock(&self.pinned).take_all(), lock(&self.freed).take_all());
+        // SAFETY: everything on the card holds it, so nothing uses these handles any more. What a broken context
+        // refuses is gone with it.
+        unsafe {
+            for event in events.iter().filter(|event| !event.0.is_null()) {
+                let _ = sys::cuEventDestroy_v2(event.0);
+            }
+            for base in pinned {
+                let _ = sys::cuMemFreeHost(base.as_ptr().cast());
+            }
+            for address in freed {
+                let _ = sys::cuMemFree_v2(address);
+            }
+            if !self.side.0.is_null() {
+                let _ = sys::cuStreamDestroy_v2(self.side.0);
+            }
+            for module in &self.modules {
+                let _ = sys::cuModuleUnload(module.0);
+            }
+            let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}

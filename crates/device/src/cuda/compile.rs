@@ -1,0 +1,210 @@
+//! Kernels from source, through NVRTC, kept in a folder between runs.
+
+use std::{
+    ffi::{CString, c_char},
+    fmt, fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
+    path::PathBuf,
+    ptr,
+};
+
+use cudarc::nvrtc::sys;
+
+use super::{
+    CudaError,
+    kernels::{self, COMMON, Source},
+};
+
+/// Compute capability that kernels are compiled for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, Hash)]
+pub struct Arch {
+    /// Before the point: 9 of 9.0.
+    pub major: u32,
+    /// Behind the point: 0 of 9.0.
+    pub minor: u32,
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}{}", self.major, self.minor)
+    }
+}
+
+/// A source that has been compiled.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Compiled {
+    /// Name of the source.
+    pub file: &'static str,
+    /// The functions in it.
+    pub functions: &'static [&'static str],
+    /// The object file.
+    pub image: Vec<u8>,
+}
+
+/// Compiles all kernels for `arch`. Needs the compiler (libnvrtc) and no card.
+///
+/// # Errors
+/// [`CudaError::Missing`] without the compiler, [`CudaError::Compile`] with its log.
+pub fn compile_kernels(arch: Arch) -> Result<Vec<Compiled>, CudaError> {
+    open()?;
+    let compile_one = |source: &'static Source| {
+        let image = compile(source, arch)?;
+        Ok(Compiled { file: source.file, functions: source.functions, image })
+    };
+    kernels::SOURCES.iter().map(compile_one).collect()
+}
+
+/// Opens the compiler, or says that it is missing.
+pub(super) fn open() -> Result<(), CudaError> {
+    // SAFETY: opens a library that is made to be opened this way.
+    if unsafe { sys::is_culib_present() } {
+        return Ok(());
+    }
+    Err(CudaError::Missing { library: "libnvrtc", what_for: "CUDA's run-time compiler, in the toolkit" })
+}
+
+fn options(arch: Arch) -> [String; 3] {
+    // Contracted multiply-adds would differ between versions of the compiler; those that are meant are written out.
+    [format!("--gpu-architecture={arch}"), "--std=c++17".to_owned(), "--fmad=false".to_owned()]
+}
+
+fn compile(source: &Source, arch: Arch) -> Result<Vec<u8>, CudaError> {
+    let text = CString::new(format!("{COMMON}{}", source.text)).expect("BUG: a source with NUL");
+    let name = CString::new(source.file).expect("BUG: a name with NUL");
+    let options = options(arch).map(|option| CString::new(option).expect("BUG: an option with NUL"));
+    let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+    let program = Program::new(&text, &name)?;
+    // SAFETY: the program lives; the options live until the call returns.
+    let code = unsafe { sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
+    let failed = |log: String| CudaError::Compile { file: source.file, arch: arch.to_string(), log };
+    if code != sys::nvrtcResult::NVRTC_SUCCESS {
+        let log = program.bytes(sys::nvrtcGetProgramLogSize, sys::nvrtcGetProgramLog);
+        let log = log.map(|log| String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned());
+        return Err(failed(log.unwrap_or_else(|code| format!("{code:?}, and no log"))));
+    }
+    let image = program.bytes(sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN);
+    image.map_err(|code| failed(format!("no object file: {code:?}")))
+}
+
+struct Program(sys::nvrtcProgram);
+
+impl Program {
+    fn new(text: &CString, name: &CString) -> Result<Program, CudaError> {
+        let mut program = ptr::null_mut();
+        // SAFETY: the library is there (`open`); both texts are copied before the call returns.
+        let code =
+            unsafe { sys::nvrtcCreateProgram(&mut program, text.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null()) };
+        match code {
+            sys::nvrtcResult::NVRTC_SUCCESS => Ok(Program(program)),
+            code => Err(CudaError::Call {
+                call: "nvrtcCreateProgram",
+                code: code as u32,
+                name: format!("{code:?}"),
+                text: "the compiler takes no source".to_owned(),
+            }),
+        }
+    }
+
+    /// What a pair of functions tells: first how long it is, then what.
+    fn bytes(
+        &self,
+        size: unsafe fn(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult,
+        get: unsafe fn(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult,
+    ) -> Result<Vec<u8>, sys::nvrtcResult> {
+        let mut count = 0;
+        // SAFETY: the program lives; writes one number.
+        let code = unsafe { size(self.0, &mut count) };
+        if code != sys::nvrtcResult::NVRTC_SUCCESS {
+            return Err(code);
+        }
+        let mut bytes = vec![0u8; count];
+        // SAFETY: there is room for as many bytes as it said.
+        match unsafe { get(self.0, bytes.as_mut_ptr().cast()) } {
+            sys::nvrtcResult::NVRTC_SUCCESS => Ok(bytes),
+            code => Err(code),
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, destroyed once.
+        unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+    }
+}
+
+/// Object files of earlier runs.
+pub(super) struct Cache {
+    folder: Option<PathBuf>,
+}
+
+impl Cache {
+    pub(super) fn new(folder: Option<PathBuf>) -> Cache {
+        Cache { folder }
+    }
+
+    /// The object file of `source`. A folder that cannot be used costs time, nothing else; it is told in the log.
+    pub(super) fn compiled(&self, source: &Source, arch: Arch) -> Result<Vec<u8>, CudaError> {
+        let Some(folder) = &self.folder else { return compile(source, arch) };
+        let key = key(source, arch);
+        let mut hash = DefaultHasher::new();
+        key.hash(&mut hash);
+        let path = folder.join(format!("{}-{arch}-{:016x}.kernel", source.file, hash.finish()));
+        if let Some(image) = fs::read(&path).ok().and_then(|file| entry(&file, &key).map(<[u8]>::to_vec)) {
+            return Ok(image);
+        }
+        let image = compile(source, arch)?;
+        if let Err(error) = keep(&path, &key, &image) {
+            tracing::warn!(path = %path.display(), %error, "cuda.keep_kernel");
+        }
+        Ok(image)
+    }
+}
+
+/// All that an object file depends on.
+fn key(source: &Source, arch: Arch) -> String {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is there (`open`); writes two numbers. Without an answer the version is 0.0.
+    let _ = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    format!("nvrtc {major}.{minor}\n{}\n{COMMON}{}", options(arch).join(" "), source.text)
+}
+
+/// The object file in `file`, if it was made from `key`.
+fn entry<'f>(file: &'f [u8], key: &str) -> Option<&'f [u8]> {
+    let (length, rest) = file.split_first_chunk::<8>()?;
+    let (kept, image) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+    (kept == key.as_bytes() && !image.is_empty()).then_some(image)
+}
+
+/// Written beside and then renamed: other processes see all of it or nothing.
+fn keep(path: &PathBuf, key: &str, image: &[u8]) -> io::Result<()> {
+    let folder = path.parent().expect("BUG: a path in a folder");
+    fs::create_dir_all(folder)?;
+    let mut file = (key.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(key.as_bytes());
+    file.extend_from_slice(image);
+    let thread = format!("{:?}", std::thread::current().id());
+    let beside = path.with_extension(format!("{}-{}", std::process::id(), thread.replace(['(', ')'], "")));
+    fs::write(&beside, file)?;
+    fs::rename(&beside, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_object_file_is_used_for_the_same_source_only() {
+        let folder = std::env::temp_dir().join(format!("warpweft-kernels-{}", std::process::id()));
+        let path = folder.join("a.kernel");
+        keep(&path, "source 1", &[1, 2, 3]).unwrap();
+        let file = fs::read(&path).unwrap();
+        assert_eq!(entry(&file, "source 1"), Some(&[1u8, 2, 3][..]));
+        assert_eq!(entry(&file, "source 2"), None);
+        // Cut off by a full disk.
+        assert!((0..file.len() - 2).all(|end| entry(&file[..end.min(15)], "source 1").is_none()));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing is left beside it");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

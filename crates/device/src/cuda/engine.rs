@@ -1,0 +1,327 @@
+//! What is submitted, waited for and closed. Everything goes to the card at once; items stay with their streams until
+//! the card has passed them.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, Weak, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    CudaError, CudaOptions, GraphOnCard, StreamOnCard,
+    card::{Card, lock, open_driver},
+    event::{CardEvent, Point},
+    graph,
+    host::{HostCall, run_host},
+    launch,
+    memory::DeviceMemory,
+    prepare::check_environment,
+    requests,
+    stream::{Passed, on_card},
+    workers::Workers,
+};
+use crate::{
+    Error, Launch, Op, OpRef,
+    cpu::failure,
+    device::DeviceInner,
+    engine::{Engine, Waited},
+    graph::GraphInner,
+    queue::{Item, Mark, OpAt, StreamInner},
+};
+
+/// How long a waiting host looks without pause: about what a short wait takes.
+const LOOK: Duration = Duration::from_micros(100);
+/// Then it sleeps between looks.
+const PAUSE: Duration = Duration::from_micros(50);
+
+pub(crate) struct CudaEngine {
+    /// By the order of the options.
+    cards: Vec<Arc<Card>>,
+    workers: Arc<Workers>,
+    /// Those that are open.
+    streams: Mutex<Vec<Weak<StreamInner>>>,
+}
+
+impl CudaEngine {
+    pub(crate) fn open(options: &CudaOptions) -> Result<CudaEngine, CudaError> {
+        let have = open_driver()?;
+        check_environment()?;
+        let numbers: BTreeSet<u32> = options.cards.iter().copied().collect();
+        if let Some(asked) = numbers.iter().copied().find(|number| *number >= have) {
+            return Err(CudaError::NoCard { asked, have });
+        }
+        if numbers.is_empty() {
+            return Err(CudaError::NoCard { asked: 0, have: 0 });
+        }
+        let opened = numbers.iter().map(|number| Card::open(*number, options)).collect::<Result<Vec<_>, _>>()?;
+        let by_number = |number: &u32| opened.iter().find(|card| card.ordinal == *number).cloned();
+        let cards = options.cards.iter().filter_map(by_number).collect();
+        Ok(CudaEngine { cards, workers: Arc::default(), streams: Mutex::default() })
+    }
+
+    fn card(&self, rank: u32) -> &Arc<Card> {
+        &self.cards[rank as usize % self.cards.len()]
+    }
+
+    /// The sticky error for what happened outside of an operation.
+    fn fail(&self, device: &DeviceInner, what: impl FnOnce() -> String, source: CudaError) -> Error {
+        if source.is_fatal() {
+            self.break_card(self.card(device.rank));
+        }
+        // Not the first failure of a device whose streams were on the broken card.
+        device.machine.fail(device, Error::Cuda { what: what(), source });
+        device.check().expect_err("BUG: a device that has just failed")
+    }
+
+    fn open_stream(&self, stream: &Arc<StreamInner>) -> Result<(), CudaError> {
+        let card = self.card(stream.device.rank);
+        card.bind()?;
+        let first = stream.on_card.set(StreamOnCard::new(card)?);
+        debug_assert!(first.is_ok(), "BUG: a stream is opened twice");
+        let mut streams = lock(&self.streams);
+        streams.retain(|known| known.strong_count() > 0);
+        streams.push(Arc::downgrade(stream));
+        Ok(())
+    }
+
+    pub(crate) fn open_on(&self, stream: &Arc<StreamInner>) -> Result<(), Error> {
+        let what = || format!("stream '{}' of rank {} cannot be opened", stream.name, stream.device.rank);
+        self.open_stream(stream).map_err(|source| self.fail(&stream.device, what, source))
+    }
+
+    pub(crate) fn alloc(&self, device: &DeviceInner, label: &str, bytes: usize) -> Result<DeviceMemory, Error> {
+        let memory = DeviceMemory::new(self.card(device.rank), bytes, device.machine.options.fresh);
+        let what = || format!("memory for '{label}' of rank {}", device.rank);
+        let memory = memory.map_err(|source| self.fail(device, what, source))?;
+        memory.ok_or_else(|| Error::OutOfMemory { label: label.to_owned(), bytes })
+    }
+
+    pub(crate) fn check_op(&self, op: &Op) -> Result<(), Error> {
+        match &op.launch {
+            Launch::Kernel(kernel) if !requests::is_there(kernel) => {
+                Err(Error::NoKernel { op: op.name, site: op.site.as_str().to_owned(), driver: "cuda" })
+            }
+            Launch::Kernel(_) | Launch::Host(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn instantiate(&self, device: &Arc<DeviceInner>, graph: &Arc<GraphInner>) -> Result<GraphOnCard, Error> {
+        let card = self.card(device.rank);
+        let made = card.bind().and_then(|()| GraphOnCard::new(card, &self.workers, device, graph));
+        made.map_err(|source| {
+            if source.is_fatal() {
+                return self.fail(device, || format!("rank {}", device.rank), source);
+            }
+            Error::Cuda { what: format!("graph '{}' of rank {} cannot be made", graph.name, device.rank), source }
+        })
+    }
+
+    /// Hands back what the card has passed meanwhile.
+    pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) -> Vec<Item> {
+        let on = stream_on_card(stream);
+        let host = self.send(stream, on, &item).unwrap_or_else(|error| {
+            self.fail_item(stream, &item, error);
+            None
+        });
+        if on.keep(item, host) {
+            let mark = Arc::new(Mark::new());
+            if let Err(error) = record(on, &mark) {
+                self.fail_item(stream, &Item::Record(mark.clone()), error);
+            }
+            on.keep(Item::Record(mark), None);
+        }
+        let mut passed = Passed::default();
+        on.take_passed(&mut passed);
+        self.settle(stream, passed)
+    }
+
+    fn send(
+        &self,
+        stream: &Arc<StreamInner>,
+        on: &StreamOnCard,
+        item: &Item,
+    ) -> Result<Option<Arc<HostCall>>, CudaError> {
+        let card = &on.card;
+        card.bind()?;
+        match item {
+            Item::Op(body) => match &body.op.launch {
+                Launch::Kernel(kernel) => {
+                    let call = requests::call(kernel, &body.op.accesses);
+                    launch::launch(card, on.raw, &call, &on.post, body.seq + 1)?;
+                }
+                Launch::Host(_) => {
+                    let (device, own) = (stream.device.clone(), body.clone());
+                    let run = move |staged: &_| {
+                        let op = OpAt::Eager(own.clone());
+                        run_host(&device, op.op(), op.position(), staged);
+                    };
+                    let call = HostCall::new(card, &self.workers, &stream.device, &body.op.accesses, run)?;
+                    if let Err(error) = call.queue(card, on.raw) {
+                        // Some of it may be on its way.
+                        std::mem::forget(call);
+                        return Err(error);
+                    }
+                    return Ok(Some(call));
+                }
+            },
+            Item::Record(mark) => record(on, mark)?,
+            Item::Wait(mark) => on.wait_for(mark)?,
+            Item::Launch(Some(launch)) => on_card(launch).launch(on.raw, launch)?,
+            Item::Joint(_) | Item::Launch(None) => unreachable!("BUG: this driver was never given one"),
+        }
+        Ok(None)
+    }
+
+    /// `item` did not get to the card, or not all of it.
+    fn fail_item(&self, stream: &StreamInner, item: &Item, error: CudaError) {
+        match item {
+            Item::Record(mark) => mark.lose(),
+            Item::Launch(Some(launch)) => graph::lose(launch),
+            Item::Op(_) | Item::Wait(_) | Item::Joint(_) | Item::Launch(None) => {}
+        }
+        let device = &stream.device;
+        match item {
+            Item::Op(body) if !error.is_fatal() => {
+                let op = device.op_ref(&OpAt::Eager(body.clone()));
+                device.machine.fail(device, Error::Failed { op, source: Arc::new(error) });
+            }
+            _ => {
+                let what = || format!("stream '{}' of rank {} cannot go on", stream.name, device.rank);
+                drop(self.fail(device, what, error));
+            }
+        }
+    }
+
+    /// Tells what kernels refused, and counts what has passed.
+    fn settle(&self, stream: &StreamInner, passed: Passed) -> Vec<Item> {
+        let device = &stream.device;
+        if !passed.items.is_empty() {
+            device.machine.progress.fetch_add(1, Ordering::Relaxed);
+        }
+        for (op, error) in passed.refused {
+            let op = device.op_ref_of(op.op().name, op.op().site.as_str(), op.position());
+            device.machine.fail(device, failure(op, error));
+        }
+        if let Some(error) = stream_on_card(stream).card.lost()
+            && !device.failed()
+        {
+            drop(self.fail(device, || format!("rank {}", device.rank), error.clone()));
+        }
+        passed.items
+    }
+
+    fn open_streams(&self) -> Vec<Arc<StreamInner>> {
+        lock(&self.streams).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Looks what the card has passed in the streams of `device`. No lock is held.
+    fn look(&self, device: &DeviceInner) {
+        for stream in self.open_streams().iter().filter(|stream| std::ptr::eq(&*stream.device, device)) {
+            let mut passed = Passed::default();
+            stream_on_card(stream).take_passed(&mut passed);
+            drop(self.settle(stream, passed));
+        }
+    }
+
+    /// Some kernel broke the context: every device on the card fails, with the operations that had begun.
+    fn break_card(&self, card: &Arc<Card>) {
+        let Some(source) = card.lost() else { return };
+        let streams = self.open_streams();
+        let streams: Vec<_> = streams.iter().filter(|s| Arc::ptr_eq(&stream_on_card(s).card, card)).collect();
+        let mut begun: Vec<OpRef> = Vec::new();
+        let mut items = Vec::new();
+        for stream in &streams {
+            let (op, sent) = stream_on_card(stream).take_broken();
+            begun.extend(op.map(|op| stream.device.op_ref(&op)));
+            items.extend(sent);
+        }
+        let error = match &begun[..] {
+            [op] => Error::Failed { op: op.clone(), source: Arc::new(source.clone()) },
+            several => {
+                let begun = several.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                Error::CardLost { begun, source: source.clone() }
+            }
+        };
+        for stream in &streams {
+            stream.device.machine.fail(&stream.device, error.clone());
+        }
+        for item in &items {
+            match item {
+                Item::Launch(Some(launch)) => drop(launch.finish()),
+                Item::Record(mark) => drop(mark.complete()),
+                _ => {}
+            }
+        }
+    }
+
+    pub(crate) fn wait_host(&self, device: &DeviceInner, mark: &Mark) -> Waited {
+        let (limit, progress) = (device.machine.options.timeout, &device.machine.progress);
+        let begin = Instant::now();
+        let (mut seen, mut since) = (progress.load(Ordering::Relaxed), begin);
+        while !mark.is_done() {
+            if begin.elapsed() < LOOK {
+                thread::yield_now();
+                continue;
+            }
+            thread::sleep(PAUSE);
+            self.look(device);
+            let now = progress.load(Ordering::Relaxed);
+            if now != seen {
+                (seen, since) = (now, Instant::now());
+            } else if since.elapsed() >= limit {
+                return Waited::NothingMoved;
+            }
+        }
+        self.look(device);
+        Waited::Done
+    }
+
+    /// The stream was dropped: what was submitted runs, and this waits for it, as long as a host may wait.
+    pub(crate) fn close(&self, stream: &Arc<StreamInner>) {
+        if stream.on_card.get().is_none() {
+            return;
+        }
+        // A host operation that owns the last handle of its stream would wait for itself.
+        let own = stream.clone();
+        let later = Box::new(move || {
+            if let Engine::Cuda(cuda) = &own.device.machine.engine {
+                cuda.run_out(&own);
+            }
+        });
+        if let Err(_on_no_worker) = self.workers.after_this_job(later) {
+            self.run_out(stream);
+        }
+    }
+
+    fn run_out(&self, stream: &Arc<StreamInner>) {
+        let on = stream_on_card(stream);
+        let end = Arc::new(Mark::new());
+        drop(self.push(stream, Item::Record(end.clone())));
+        let (limit, begin) = (stream.device.machine.options.timeout, Instant::now());
+        while on.has_operations() && on.card.lost().is_none() && begin.elapsed() < limit {
+            let mut passed = Passed::default();
+            on.take_passed(&mut passed);
+            drop(self.settle(stream, passed));
+            if !end.is_done() {
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+impl Drop for CudaEngine {
+    fn drop(&mut self) {
+        self.workers.close();
+    }
+}
+
+fn stream_on_card(stream: &StreamInner) -> &StreamOnCard {
+    stream.on_card.get().expect("BUG: a stream that was never opened on its card")
+}
+
+/// Records `mark` behind what was sent to the stream.
+fn record(on: &StreamOnCard, mark: &Mark) -> Result<(), CudaError> {
+    mark.put_on_card(Point::Event(CardEvent::record(&on.card, on.raw)?));
+    Ok(())
+}

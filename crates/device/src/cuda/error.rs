@@ -1,0 +1,133 @@
+//! What CUDA says when it cannot.
+
+use std::{ffi::CStr, ptr};
+
+use cudarc::driver::sys;
+use thiserror::Error;
+
+/// Why a card, the driver or the kernel compiler refused: the source of [`Error::Cuda`](crate::Error::Cuda), and of
+/// [`Error::Failed`](crate::Error::Failed) where an operation asked.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// A library that cannot be opened.
+    #[error("there is no {library} here ({what_for}); install it or put its folder into LD_LIBRARY_PATH")]
+    Missing {
+        /// Name of the library.
+        library: &'static str,
+        /// What it does.
+        what_for: &'static str,
+    },
+    /// A variable that CUDA reads at its start is not set as this driver needs it.
+    #[error("{variable} is {have:?} and must be {need}; call device::cuda::prepare() first in main")]
+    Environment {
+        /// Name of the variable.
+        variable: &'static str,
+        /// Its value.
+        have: Option<String>,
+        /// The value it must have.
+        need: &'static str,
+    },
+    /// The program could not be started again with the variables that it needs.
+    #[error("the program cannot start itself again to set {variable}: {cause}")]
+    Restart {
+        /// The variable.
+        variable: &'static str,
+        /// What the system said.
+        cause: String,
+    },
+    /// The driver is older than this program.
+    #[error("the driver is for CUDA {}.{}, this program needs {}.{}; update it", have / 1000, have % 1000 / 10, need / 1000, need % 1000 / 10)]
+    OldDriver {
+        /// Version of CUDA that it supports, as 1000 · major + 10 · minor.
+        have: i32,
+        /// Version that is needed, likewise.
+        need: i32,
+    },
+    /// A card that this host does not have.
+    #[error("card {asked} is asked for, and this host has {have}")]
+    NoCard {
+        /// Its number.
+        asked: u32,
+        /// Cards there are.
+        have: u32,
+    },
+    /// The card cannot do what the driver is built on.
+    #[error("card {card} cannot {what}")]
+    Unable {
+        /// Its number.
+        card: u32,
+        /// What it cannot do.
+        what: &'static str,
+    },
+    /// A kernel source that does not compile.
+    #[error("{file} does not compile for {arch}: {log}")]
+    Compile {
+        /// The source.
+        file: &'static str,
+        /// Architecture.
+        arch: String,
+        /// What the compiler said.
+        log: String,
+    },
+    /// A call of the driver that failed.
+    #[error("{call}: {name} ({code}), {text}")]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// Number of the failure.
+        code: u32,
+        /// Its name.
+        name: String,
+        /// Its description.
+        text: String,
+    },
+}
+
+impl CudaError {
+    /// Nothing works in this context any more: some kernel broke it.
+    pub(crate) fn is_fatal(&self) -> bool {
+        // Illegal addresses, instructions and the like, and what stands for them afterwards.
+        matches!(self, CudaError::Call { code: 214 | 700 | 702 | 709 | 710 | 714..=719 | 999, .. })
+    }
+
+    /// The card has not that much memory left.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        matches!(self, CudaError::Call { code: 2, .. })
+    }
+}
+
+/// A driver call's code as a result.
+pub(super) fn check(call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
+    if code == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let text = |get: unsafe fn(sys::CUresult, *mut *const std::ffi::c_char) -> sys::CUresult| {
+        let mut text = ptr::null();
+        // SAFETY: `get` writes a pointer to a text that lives as long as the library, or leaves null.
+        unsafe {
+            let known = get(code, &mut text) == sys::CUresult::CUDA_SUCCESS && !text.is_null();
+            if known { CStr::from_ptr(text).to_string_lossy().into_owned() } else { "unknown".to_owned() }
+        }
+    };
+    let (name, text) = (text(sys::cuGetErrorName), text(sys::cuGetErrorString));
+    Err(CudaError::Call { call, code: code as u32, name, text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_told_as_people_write_them() {
+        let text = CudaError::OldDriver { have: 11080, need: 12040 }.to_string();
+        assert_eq!(text, "the driver is for CUDA 11.8, this program needs 12.4; update it");
+    }
+
+    #[test]
+    fn only_a_broken_context_is_fatal() {
+        let call = |code| CudaError::Call { call: "x", code, name: String::new(), text: String::new() };
+        assert!([700, 715, 716, 719].into_iter().all(|code| call(code).is_fatal()));
+        assert!(![1, 2, 101, 201, 400, 600].into_iter().any(|code| call(code).is_fatal()));
+    }
+}

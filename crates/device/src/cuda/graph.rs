@@ -1,0 +1,274 @@
+//! Captured graphs as CUDA graphs: our nodes become theirs, with exactly our edges.
+
+use std::{
+    collections::VecDeque,
+    ptr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use cudarc::driver::sys;
+
+use super::{
+    CudaError,
+    card::{Card, RawEvent, RawStream, lock},
+    event::{CardEvent, Point},
+    fault::Post,
+    host::{HostCall, run_host},
+    launch::add_node,
+    requests,
+    workers::Workers,
+};
+use crate::{
+    Launch, Position,
+    device::DeviceInner,
+    graph::{GraphInner, NodeKind},
+    launch::LaunchBody,
+};
+
+/// What a card launches. Lives as long as a handle of the executable or a launch that has not ended.
+pub(crate) struct GraphOnCard {
+    exec: Exec,
+    gates: Vec<Gate>,
+    post: Post,
+    issued: Arc<Mutex<Issued>>,
+    /// What its nodes call.
+    _calls: Vec<Arc<HostCall>>,
+}
+
+/// An external wait or record.
+struct Gate {
+    gate: u32,
+    node: sys::CUgraphNode,
+    way: Way,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Wait,
+    Record,
+}
+
+// SAFETY: a node's handle is a name; the driver takes it from any thread.
+unsafe impl Send for Gate {}
+// SAFETY: as above.
+unsafe impl Sync for Gate {}
+
+/// Stream and position of the launches that have not ended; their host operations tell them when they fail.
+#[derive(Default)]
+struct Issued {
+    ended: u64,
+    launches: VecDeque<(u32, u64)>,
+}
+
+/// A graph and its executable. Nodes are told by their handles in the graph, so it stays.
+struct Exec {
+    card: Arc<Card>,
+    graph: sys::CUgraph,
+    exec: sys::CUgraphExec,
+}
+
+// SAFETY: handles are names; the driver takes them from any thread, and calls that change the executable are made
+// under the lock of its launches.
+unsafe impl Send for Exec {}
+// SAFETY: as above.
+unsafe impl Sync for Exec {}
+
+impl GraphOnCard {
+    /// The context is current.
+    pub(super) fn new(
+        card: &Arc<Card>,
+        workers: &Arc<Workers>,
+        device: &Arc<DeviceInner>,
+        graph: &Arc<GraphInner>,
+    ) -> Result<GraphOnCard, CudaError> {
+        let mut making = Making {
+            card,
+            workers,
+            device,
+            source: graph,
+            exec: Exec::new(card)?,
+            post: Post::new(card)?,
+            issued: Arc::default(),
+            gates: Vec::new(),
+            calls: Vec::new(),
+            ends: Vec::with_capacity(graph.nodes.len()),
+        };
+        (0..graph.nodes.len()).try_for_each(|node| making.add(node))?;
+        let Making { mut exec, post, issued, gates, calls, .. } = making;
+        exec.instantiate()?;
+        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls })
+    }
+
+    pub(super) fn post(&self) -> &Post {
+        &self.post
+    }
+
+    /// Queues `launch` and puts its marks on the card. The caller holds the lock of the executable's launches, so
+    /// gates are set for this launch and no other.
+    pub(super) fn launch(&self, stream: RawStream, launch: &LaunchBody) -> Result<(), CudaError> {
+        let card = &self.exec.card;
+        let mut records = Vec::new();
+        for gate in &self.gates {
+            let mark = launch.gate(gate.gate);
+            match gate.way {
+                Way::Wait => {
+                    // A wait that a test dropped has no mark.
+                    let event = mark.and_then(|mark| mark.on_card().raw());
+                    self.exec.set_wait(gate.node, event.unwrap_or(card.reached))?;
+                }
+                Way::Record => {
+                    let event = CardEvent::new(card)?;
+                    self.exec.set_record(gate.node, event.raw())?;
+                    records.push((mark.expect("BUG: a record without a mark"), event));
+                }
+            }
+        }
+        lock(&self.issued).launches.push_back((launch.stream, launch.seq));
+        self.exec.launch(stream)?;
+        for (mark, event) in records {
+            mark.put_on_card(Point::Event(event));
+        }
+        launch.end.put_on_card(Point::Event(CardEvent::record(card, stream)?));
+        Ok(())
+    }
+
+    /// The oldest launch has ended.
+    pub(super) fn passed(&self) {
+        let mut issued = lock(&self.issued);
+        issued.launches.pop_front();
+        issued.ended += 1;
+    }
+}
+
+/// Marks of a launch that did not get there: whoever waits for them finds the error.
+pub(super) fn lose(launch: &LaunchBody) {
+    launch.gates.iter().flatten().chain([&launch.end]).for_each(|mark| mark.lose());
+}
+
+struct Making<'a> {
+    card: &'a Arc<Card>,
+    workers: &'a Arc<Workers>,
+    device: &'a Arc<DeviceInner>,
+    source: &'a Arc<GraphInner>,
+    exec: Exec,
+    post: Post,
+    issued: Arc<Mutex<Issued>>,
+    gates: Vec<Gate>,
+    calls: Vec<Arc<HostCall>>,
+    /// By node of ours: those of the card that are its end.
+    ends: Vec<Vec<sys::CUgraphNode>>,
+}
+
+impl Making<'_> {
+    fn add(&mut self, node: usize) -> Result<(), CudaError> {
+        let source = &self.source.nodes[node];
+        let behind = source.behind.iter().flat_map(|before| &self.ends[*before as usize]);
+        let behind: Vec<sys::CUgraphNode> = behind.copied().collect();
+        let end = match &source.kind {
+            NodeKind::Op(op) => match &op.launch {
+                Launch::Kernel(kernel) => {
+                    let call = requests::call(kernel, &op.accesses);
+                    let number = node as u64 + 1;
+                    vec![add_node(self.card, self.exec.graph, &behind, &call, &self.post, number)?]
+                }
+                Launch::Host(_) => {
+                    let call = self.host_call(node as u32)?;
+                    self.calls.push(call.clone());
+                    call.add_nodes(self.card, self.exec.graph, &behind)?
+                }
+            },
+            NodeKind::Wait(gate, _) => vec![self.add_gate(*gate, &behind, Way::Wait)?],
+            NodeKind::Record(gate) => vec![self.add_gate(*gate, &behind, Way::Record)?],
+            NodeKind::Joint(_) => unreachable!("BUG: joint operations are refused when they are submitted"),
+        };
+        self.ends.push(end);
+        Ok(())
+    }
+
+    fn add_gate(&mut self, gate: u32, behind: &[sys::CUgraphNode], way: Way) -> Result<sys::CUgraphNode, CudaError> {
+        let node = self.exec.add_gate(behind, way)?;
+        self.gates.push(Gate { gate, node, way });
+        Ok(node)
+    }
+
+    fn host_call(&self, node: u32) -> Result<Arc<HostCall>, CudaError> {
+        let (device, graph, issued) = (self.device.clone(), self.source.clone(), self.issued.clone());
+        let runs = AtomicU64::new(0);
+        HostCall::new(self.card, self.workers, self.device, &self.source.op(node).accesses, move |staged| {
+            let run = runs.fetch_add(1, Ordering::Relaxed);
+            let (stream, seq) = {
+                // Launches run in the order they were issued, and each runs every node once.
+                let issued = lock(&issued);
+                issued.launches[(run - issued.ended) as usize]
+            };
+            run_host(&device, graph.op(node), Position { stream, seq, node: Some(node) }, staged);
+        })
+    }
+}
+
+impl Exec {
+    fn new(card: &Arc<Card>) -> Result<Exec, CudaError> {
+        let mut graph = ptr::null_mut();
+        // SAFETY: the context is current; writes one handle.
+        card.check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut graph, 0) })?;
+        Ok(Exec { card: card.clone(), graph, exec: ptr::null_mut() })
+    }
+
+    fn instantiate(&mut self) -> Result<(), CudaError> {
+        // SAFETY: the graph is whole and lives.
+        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut self.exec, self.graph, 0) };
+        self.card.check("cuGraphInstantiate", code)?;
+        // Or the first launch would ask for memory, and wait there for every stream that stands still.
+        // SAFETY: the executable was just made; the stream is of this card.
+        self.card.on_side(|stream| unsafe { ("cuGraphUpload", sys::cuGraphUpload(self.exec, stream.0)) })
+    }
+
+    /// Until a launch says otherwise, a gate has an event that is reached.
+    fn add_gate(&self, behind: &[sys::CUgraphNode], way: Way) -> Result<sys::CUgraphNode, CudaError> {
+        let (mut node, event) = (ptr::null_mut(), self.card.reached.0);
+        let (first, count) = (behind.as_ptr(), behind.len());
+        // SAFETY: `behind` are nodes of this graph; the event lives as long as the card.
+        let code = unsafe {
+            match way {
+                Way::Wait => sys::cuGraphAddEventWaitNode(&mut node, self.graph, first, count, event),
+                Way::Record => sys::cuGraphAddEventRecordNode(&mut node, self.graph, first, count, event),
+            }
+        };
+        self.card.check("cuGraphAddEventNode", code).map(|()| node)
+    }
+
+    fn set_wait(&self, node: sys::CUgraphNode, event: RawEvent) -> Result<(), CudaError> {
+        // SAFETY: a wait node of this graph; the launch that this is for binds to the event's record.
+        let code = unsafe { sys::cuGraphExecEventWaitNodeSetEvent(self.exec, node, event.0) };
+        self.card.check("cuGraphExecEventWaitNodeSetEvent", code)
+    }
+
+    fn set_record(&self, node: sys::CUgraphNode, event: RawEvent) -> Result<(), CudaError> {
+        // SAFETY: a record node of this graph; the launch's mark keeps the event.
+        let code = unsafe { sys::cuGraphExecEventRecordNodeSetEvent(self.exec, node, event.0) };
+        self.card.check("cuGraphExecEventRecordNodeSetEvent", code)
+    }
+
+    fn launch(&self, stream: RawStream) -> Result<(), CudaError> {
+        // SAFETY: the stream is of this card; whatever the nodes touch is kept by the launch until its end is seen.
+        self.card.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.exec, stream.0) })
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        if self.card.bind().is_err() {
+            return;
+        }
+        // SAFETY: no launch is under way, for each of them keeps this; both were made here.
+        unsafe {
+            if !self.exec.is_null() {
+                let _ = sys::cuGraphExecDestroy(self.exec);
+            }
+            let _ = sys::cuGraphDestroy(self.graph);
+        }
+    }
+}

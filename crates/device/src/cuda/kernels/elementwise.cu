@@ -1,0 +1,68 @@
+// Fill, copy with conversion, scale, add, activations.
+
+extern "C" __global__ void fill(Mat y, u64 bits, Post post) {
+    begin(post);
+    // As many bits as an element has.
+    EACH(i, y.rows * y.cols) {
+        if (y.kind == 1) ((unsigned short*)y.address)[place(y, i)] = (unsigned short)bits;
+        else ((u32*)y.address)[place(y, i)] = (u32)bits;
+    }
+}
+
+extern "C" __global__ void cast(Mat y, Mat x, Post post) {
+    begin(post);
+    // Between equal types bits are copied, so that a NaN keeps its payload.
+    EACH(i, y.rows * y.cols) {
+        u64 to = place(y, i), from = place(x, i);
+        if (y.kind != x.kind) put(y, to, get(x, from));
+        else if (y.kind == 1) ((unsigned short*)y.address)[to] = ((const unsigned short*)x.address)[from];
+        else ((u32*)y.address)[to] = ((const u32*)x.address)[from];
+    }
+}
+
+extern "C" __global__ void scale(Mat y, Mat x, Factor by, Post post) {
+    begin(post);
+    float f = factor(by);
+    EACH(i, y.rows * y.cols) put(y, place(y, i), f * get(x, place(x, i)));
+}
+
+extern "C" __global__ void add(Mat y, Mat a, Mat b, Post post) {
+    begin(post);
+    EACH(i, y.rows * y.cols) put(y, place(y, i), get(a, place(a, i)) + get(b, place(b, i)));
+}
+
+extern "C" __global__ void axpy(Mat y, Mat x, Factor by, Post post) {
+    begin(post);
+    float alpha = factor(by);
+    EACH(i, y.rows * y.cols) {
+        u64 at = place(y, i);
+        put(y, at, fmaf(alpha, get(x, place(x, i)), get(y, at)));
+    }
+}
+
+#define GELU_A 1.5957691216057308f
+#define GELU_B 0.07135481282780998f
+
+// The tanh form as a logistic function; a NaN passes both comparisons.
+extern "C" __global__ void gelu(Mat y, Mat x, Post post) {
+    begin(post);
+    EACH(i, y.rows * y.cols) {
+        float v = get(x, place(x, i));
+        // Beyond -20 the result is 0 to f32, and -inf * 0 would be NaN.
+        if (v < -20.0f) v = -20.0f;
+        put(y, place(y, i), v / (1.0f + expf(v * fmaf(v * v, -GELU_B, -GELU_A))));
+    }
+}
+
+extern "C" __global__ void gelu_backward(Mat dx, Mat x, Mat dy, Post post) {
+    begin(post);
+    EACH(i, dx.rows * dx.cols) {
+        float v = get(x, place(x, i));
+        // Beyond 20 the slope is 0 or 1 to f32, and inf * 0 would be NaN.
+        if (v < -20.0f) v = -20.0f;
+        if (v > 20.0f) v = 20.0f;
+        float vv = v * v, e = expf(v * fmaf(vv, -GELU_B, -GELU_A)), s = 1.0f / (1.0f + e);
+        float slope = fmaf(v * (e * s), fmaf(vv, 3.0f * GELU_B, GELU_A), 1.0f) * s;
+        put(dx, place(dx, i), get(dy, place(dy, i)) * slope);
+    }
+}

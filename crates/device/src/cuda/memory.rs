@@ -1,0 +1,186 @@
+//! Memory of a card, and host memory that it can reach.
+
+use std::{collections::HashMap, ptr::NonNull, sync::Arc};
+
+use cudarc::driver::sys;
+
+use super::{
+    CudaError,
+    card::{Card, lock},
+};
+use crate::{Fresh, cpu::POISON};
+
+/// The byte that fresh memory is full of.
+pub(super) fn fill_byte(fresh: Fresh) -> u8 {
+    match fresh {
+        Fresh::Zeroed => 0,
+        Fresh::Poisoned => POISON,
+    }
+}
+
+/// Bytes of a card. Operations that use them keep them until the card has done with them.
+pub(crate) struct DeviceMemory {
+    card: Arc<Card>,
+    address: u64,
+    /// As asked for from the driver.
+    size: usize,
+}
+
+/// Blocks that were given back, by size. They are used again, and go to the driver when memory is short or the card is
+/// closed: giving one back there waits for all streams, also for those that wait for the thread that gives it back.
+#[derive(Default)]
+pub(crate) struct Blocks(HashMap<usize, Vec<u64>>);
+
+impl Blocks {
+    pub(super) fn take_all(&mut self) -> Vec<u64> {
+        self.0.drain().flat_map(|(_, addresses)| addresses).collect()
+    }
+}
+
+impl DeviceMemory {
+    /// `None` when the card has not that much left.
+    pub(super) fn new(card: &Arc<Card>, bytes: usize, fresh: Fresh) -> Result<Option<DeviceMemory>, CudaError> {
+        card.bind()?;
+        let Some(size) = bytes.max(1).checked_next_multiple_of(512) else { return Ok(None) };
+        let known = lock(&card.freed).0.get_mut(&size).and_then(Vec::pop);
+        let address = match known {
+            Some(address) => address,
+            None => match allocate(card, size) {
+                Ok(address) => address,
+                Err(error) if error.is_out_of_memory() => return Ok(None),
+                Err(error) => return Err(error),
+            },
+        };
+        let memory = DeviceMemory { card: card.clone(), address, size };
+        card.fill(address, fill_byte(fresh), size)?;
+        Ok(Some(memory))
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Memory that is not there.
+    #[cfg(all(test, feature = "gpu-tests"))]
+    pub(super) fn nowhere(card: &Arc<Card>) -> DeviceMemory {
+        DeviceMemory { card: card.clone(), address: 0xDEAD_BEEF_0000, size: 1 }
+    }
+}
+
+fn allocate(card: &Card, size: usize) -> Result<u64, CudaError> {
+    let ask = || {
+        let mut address = 0;
+        // SAFETY: the context is current; writes one address.
+        card.check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, size) }).map(|()| address)
+    };
+    ask().or_else(|error| {
+        let freed = lock(&card.freed).take_all();
+        if !error.is_out_of_memory() || freed.is_empty() {
+            return Err(error);
+        }
+        for address in freed {
+            // SAFETY: nobody has had these blocks since they were given back.
+            card.check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })?;
+        }
+        ask()
+    })
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        lock(&self.card.freed).0.entry(self.size).or_default().push(self.address);
+    }
+}
+
+/// Host memory that the card reaches, in blocks of powers of two.
+#[derive(Default)]
+pub(crate) struct Pinned {
+    /// What the driver gave.
+    slabs: Vec<Slab>,
+    /// By size: blocks that nobody uses.
+    free: HashMap<usize, Vec<Slab>>,
+}
+
+#[derive(Clone, Copy)]
+struct Slab {
+    host: NonNull<u8>,
+    card: u64,
+}
+
+// SAFETY: a pair of addresses; whoever holds the block is alone with its bytes (`PinnedBlock`).
+unsafe impl Send for Slab {}
+
+impl Pinned {
+    const SMALLEST: usize = 4 << 10;
+    /// Smaller blocks are cut out of one of these, because the driver takes long for each.
+    const SLAB: usize = 4 << 20;
+
+    pub(super) fn take_all(&mut self) -> Vec<NonNull<u8>> {
+        self.free.clear();
+        self.slabs.drain(..).map(|slab| slab.host).collect()
+    }
+
+    fn take(&mut self, card: &Card, size: usize) -> Result<Slab, CudaError> {
+        if let Some(block) = self.free.get_mut(&size).and_then(Vec::pop) {
+            return Ok(block);
+        }
+        let slab = allocate_pinned(card, size.max(Self::SLAB))?;
+        self.slabs.push(slab);
+        let blocks = (0..Self::SLAB / size).skip(1).map(|i| Slab {
+            // SAFETY: inside the slab, which holds that many blocks.
+            host: unsafe { slab.host.add(i * size) },
+            card: slab.card + (i * size) as u64,
+        });
+        self.free.entry(size).or_default().extend(blocks);
+        Ok(slab)
+    }
+}
+
+fn allocate_pinned(card: &Card, size: usize) -> Result<Slab, CudaError> {
+    let (mut host, mut address) = (std::ptr::null_mut(), 0);
+    let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+    // SAFETY: the context is current; each call writes one address.
+    unsafe {
+        card.check("cuMemHostAlloc", sys::cuMemHostAlloc(&mut host, size, flags))?;
+        card.check("cuMemHostGetDevicePointer", sys::cuMemHostGetDevicePointer_v2(&mut address, host, 0))?;
+        // Whatever is in it, its bytes are defined from here on.
+        host.cast::<u8>().write_bytes(POISON, size);
+    }
+    let host = NonNull::new(host.cast()).expect("BUG: the driver gave no memory and no error");
+    Ok(Slab { host, card: address })
+}
+
+/// A piece of pinned memory of one's own. Whoever drops it must know that the card has done with it.
+pub(super) struct PinnedBlock {
+    owner: Arc<Card>,
+    block: Slab,
+    size: usize,
+}
+
+// SAFETY: the block is a piece of memory, and `&PinnedBlock` gives no more than its addresses.
+unsafe impl Sync for PinnedBlock {}
+
+impl PinnedBlock {
+    /// The context is current.
+    pub(super) fn new(card: &Arc<Card>, bytes: usize) -> Result<PinnedBlock, CudaError> {
+        let size = bytes.max(Pinned::SMALLEST).next_power_of_two();
+        let block = lock(&card.pinned).take(card, size)?;
+        Ok(PinnedBlock { owner: card.clone(), block, size })
+    }
+
+    /// The first byte. Aligned to 4 KiB.
+    pub(super) fn host(&self) -> NonNull<u8> {
+        self.block.host
+    }
+
+    /// Its address on the card.
+    pub(super) fn card(&self) -> u64 {
+        self.block.card
+    }
+}
+
+impl Drop for PinnedBlock {
+    fn drop(&mut self) {
+        lock(&self.owner.pinned).free.entry(self.size).or_default().push(self.block);
+    }
+}

@@ -1,0 +1,35 @@
+//! The driver for NVIDIA cards: real streams, events, memory, graphs and kernels.
+//!
+//! The CUDA libraries are opened when a machine is, so the same program runs on hosts without them and says what is
+//! missing. A program begins with [`prepare`], because CUDA reads some variables before anything else.
+//!
+//! Raw calls come from cudarc; [`check`](error::check) makes results of them; the types of this module (`Card`,
+//! `DeviceMemory`, `PinnedBlock`, `CardEvent`, `StreamOnCard`, `GraphOnCard`) own what they made and are safe to use.
+
+mod card; // a card's context, and what is made once for it
+#[cfg(all(test, feature = "gpu-tests"))]
+mod card_tests; // facts about CUDA
+mod compile; // kernels from source
+mod engine; // what is submitted, waited for and closed
+mod prepare; // variables that CUDA reads at its start
+mod error;
+mod event; // marks on a card
+mod fault; // which operation it was
+mod graph; // captured graphs as CUDA graphs
+mod host; // host operations in the order of a stream
+mod kernels; // sources, and the functions in them
+mod launch; // kernels with their arguments
+mod memory; // of the card, and pinned
+mod requests; // which functions a kernel request becomes
+mod stream; // a stream's half on the card
+mod workers; // threads for host operations
+
+pub use self::card::CudaOptions;
+pub use self::compile::{Arch, Compiled, compile_kernels};
+pub(crate) use self::engine::CudaEngine;
+pub use self::error::CudaError;
+pub(crate) use self::event::Point;
+pub(crate) use self::graph::GraphOnCard;
+pub(crate) use self::memory::DeviceMemory;
+pub use self::prepare::prepare;
+pub(crate) use self::stream::StreamOnCard;

@@ -1,0 +1,79 @@
+//! Variables that CUDA reads once, before its first call.
+
+use super::CudaError;
+
+/// Name and value. With lazy loading a kernel's first launch may wait for whatever runs; with few connections streams
+/// that nothing orders wait for each other.
+const NEEDED: [(&str, &str); 2] = [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
+
+/// Set in the second start, which must not lead to a third.
+const STARTED_AGAIN: &str = "WARPWEFT_CUDA_PREPARED";
+
+/// Makes sure that CUDA will find the variables that this driver needs. Call it first in `main`: where one is missing,
+/// the program starts again with all of them set, in the same process, and does not return here.
+///
+/// Starting again, because threads may be reading the environment by the time anything of this crate runs, and changing
+/// it under them is undefined. Harmless on a host without CUDA.
+///
+/// # Errors
+/// [`CudaError::Restart`] when the program cannot be started again, [`CudaError::Environment`] when the variables were
+/// lost on the way.
+pub fn prepare() -> Result<(), CudaError> {
+    match check_environment() {
+        Ok(()) => Ok(()),
+        Err(error) if std::env::var_os(STARTED_AGAIN).is_some() => Err(error),
+        Err(CudaError::Environment { variable, .. }) => Err(start_again(variable)),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(unix)]
+fn start_again(variable: &'static str) -> CudaError {
+    use std::os::unix::process::CommandExt;
+    let cause = match std::env::current_exe() {
+        Ok(program) => {
+            let mut command = std::process::Command::new(program);
+            command.args(std::env::args_os().skip(1)).envs(NEEDED).env(STARTED_AGAIN, "1");
+            // Returns only if it fails.
+            command.exec()
+        }
+        Err(cause) => cause,
+    };
+    CudaError::Restart { variable, cause: cause.to_string() }
+}
+
+#[cfg(not(unix))]
+fn start_again(variable: &'static str) -> CudaError {
+    CudaError::Restart { variable, cause: "only done on unix; set it before the program starts".to_owned() }
+}
+
+/// The machine asks again, because whoever forgot [`prepare`] would find out by a program that hangs. What the driver
+/// reads is the environment of the process, so there is nothing else to ask.
+pub(super) fn check_environment() -> Result<(), CudaError> {
+    check(|name| std::env::var(name).ok())
+}
+
+fn check(look_up: impl Fn(&str) -> Option<String>) -> Result<(), CudaError> {
+    for (variable, need) in NEEDED {
+        let have = look_up(variable);
+        if have.as_deref() != Some(need) {
+            return Err(CudaError::Environment { variable, have, need });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_that_is_missing_or_different_is_named_with_what_it_must_be() {
+        assert_eq!(check(|name| NEEDED.iter().find(|n| n.0 == name).map(|n| n.1.to_owned())), Ok(()));
+        let error = check(|name| (name == NEEDED[0].0).then(|| "LAZY".to_owned())).unwrap_err();
+        let have = Some("LAZY".to_owned());
+        assert_eq!(error, CudaError::Environment { variable: NEEDED[0].0, have, need: "EAGER" });
+        let error = check(|name| (name == NEEDED[0].0).then(|| "EAGER".to_owned())).unwrap_err();
+        assert_eq!(error, CudaError::Environment { variable: NEEDED[1].0, have: None, need: "32" });
+    }
+}

@@ -1,0 +1,178 @@
+//! A stream's half on the card: what was submitted stays here until the card has passed it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+use cudarc::driver::sys;
+
+use super::{
+    CudaError,
+    card::{Card, RawStream, lock},
+    fault::{Post, Refused},
+    graph::GraphOnCard,
+    host::HostCall,
+    requests,
+};
+use crate::{
+    Launch, OpError,
+    launch::LaunchBody,
+    queue::{Item, Mark, OpAt},
+};
+
+pub(crate) struct StreamOnCard {
+    pub(super) card: Arc<Card>,
+    pub(super) raw: RawStream,
+    pub(super) post: Post,
+    flight: Mutex<Flight>,
+}
+
+/// What the card has not been seen to pass.
+#[derive(Default)]
+struct Flight {
+    sent: VecDeque<Sent>,
+    /// Operations since the last mark.
+    loose: usize,
+}
+
+struct Sent {
+    item: Item,
+    /// The card writes to its copies.
+    _host: Option<Arc<HostCall>>,
+}
+
+/// What the card has passed since one looked last.
+#[derive(Default)]
+pub(super) struct Passed {
+    /// To be dropped when no lock is held: they may own the last handles of anything.
+    pub(super) items: Vec<Item>,
+    /// Values that kernels refused.
+    pub(super) refused: Vec<(OpAt, OpError)>,
+}
+
+/// Operations without a mark among them, at most; then one is made, so that what they hold can go.
+const LOOSE: usize = 64;
+
+impl Sent {
+    fn is_operation(&self) -> bool {
+        matches!(self.item, Item::Op(_) | Item::Launch(_))
+    }
+
+    fn mark(&self) -> Option<&Arc<Mark>> {
+        match &self.item {
+            Item::Record(mark) => Some(mark),
+            Item::Launch(Some(launch)) => Some(&launch.end),
+            Item::Op(_) | Item::Wait(_) | Item::Joint(_) | Item::Launch(None) => None,
+        }
+    }
+}
+
+impl StreamOnCard {
+    /// The context is current.
+    pub(super) fn new(card: &Arc<Card>) -> Result<StreamOnCard, CudaError> {
+        let (post, flight) = (Post::new(card)?, Mutex::default());
+        Ok(StreamOnCard { card: card.clone(), raw: card.new_stream()?, post, flight })
+    }
+
+    /// Keeps what was sent. True when it is time for a mark.
+    pub(super) fn keep(&self, item: Item, host: Option<Arc<HostCall>>) -> bool {
+        let mut flight = lock(&self.flight);
+        let sent = Sent { item, _host: host };
+        flight.loose = if sent.mark().is_some() { 0 } else { flight.loose + 1 };
+        flight.sent.push_back(sent);
+        flight.loose >= LOOSE
+    }
+
+    /// Takes out what the card has passed, as far as its marks tell. On a broken card that is nothing.
+    pub(super) fn take_passed(&self, passed: &mut Passed) {
+        let mut flight = lock(&self.flight);
+        let mut done = 0;
+        for (at, sent) in flight.sent.iter().enumerate() {
+            let Some(mark) = sent.mark() else { continue };
+            if !mark.is_done() || self.card.lost().is_some() {
+                break;
+            }
+            done = at + 1;
+        }
+        if done == 0 {
+            return;
+        }
+        let eager = self.post.refused();
+        for sent in flight.sent.drain(..done) {
+            match &sent.item {
+                Item::Op(body) => {
+                    let own = eager.as_ref().filter(|refused| refused.operation == body.seq + 1);
+                    passed.refused.extend(own.map(|refused| (OpAt::Eager(body.clone()), refused)).map(value_error));
+                }
+                Item::Launch(Some(launch)) => {
+                    let graph = on_card(launch);
+                    let refused = graph.post().refused();
+                    let node =
+                        refused.map(|refused| (OpAt::Node(launch.clone(), (refused.operation - 1) as u32), refused));
+                    passed.refused.extend(node.as_ref().map(|(op, refused)| value_error((op.clone(), refused))));
+                    graph.passed();
+                    drop(launch.finish());
+                }
+                _ => {}
+            }
+            passed.items.push(sent.item);
+        }
+    }
+
+    /// Of a broken card: the last operation that began here and was not seen to end, and all that was sent.
+    pub(super) fn take_broken(&self) -> (Option<OpAt>, Vec<Item>) {
+        let mut flight = lock(&self.flight);
+        let sent: Vec<Item> = flight.sent.drain(..).map(|sent| sent.item).collect();
+        let launch = sent.iter().find_map(|item| match item {
+            Item::Launch(Some(launch)) if on_card(launch).post().begun() > 0 => Some(launch),
+            _ => None,
+        });
+        let in_graph = launch.map(|launch| OpAt::Node(launch.clone(), on_card(launch).post().begun() as u32 - 1));
+        let eager = sent.iter().find_map(|item| match item {
+            Item::Op(body) if self.post.begun() == body.seq + 1 => Some(OpAt::Eager(body.clone())),
+            _ => None,
+        });
+        (eager.or(in_graph), sent)
+    }
+
+    /// Something is on its way that uses memory or runs functions. Marks and waits keep their order by themselves.
+    pub(super) fn has_operations(&self) -> bool {
+        lock(&self.flight).sent.iter().any(Sent::is_operation)
+    }
+
+    pub(super) fn wait_for(&self, mark: &Mark) -> Result<(), CudaError> {
+        let Some(event) = mark.on_card().raw() else { return Ok(()) };
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
+        // SAFETY: both are of this card and live; the context is current. The wait binds to the record now, so that the
+        // event may be used again as soon as this returns.
+        self.card.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw.0, event.0, flags) })
+    }
+}
+
+pub(super) fn on_card(launch: &LaunchBody) -> &GraphOnCard {
+    launch.exec.on_card.as_ref().expect("BUG: a launch on a card of a graph that is not there")
+}
+
+fn value_error((op, refused): (OpAt, &Refused)) -> (OpAt, OpError) {
+    let Launch::Kernel(kernel) = &op.op().launch else { unreachable!("BUG: a host function is no kernel") };
+    let error = requests::refused(kernel, &op.op().accesses, refused.position, refused.value);
+    (op, Box::new(error))
+}
+
+impl Drop for StreamOnCard {
+    fn drop(&mut self) {
+        let sent = std::mem::take(&mut lock(&self.flight).sent);
+        if sent.iter().any(Sent::is_operation) && self.card.lost().is_none() {
+            // Whoever dropped it has waited as long as a host may. The card may still get there, so nothing that it
+            // would touch is given away.
+            tracing::error!(items = sent.len(), "cuda.abandon_stream");
+            std::mem::forget(sent);
+            return;
+        }
+        if self.card.bind().is_ok() {
+            // SAFETY: made in `new`, destroyed once; the driver goes on with what is queued in it, marks and waits.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw.0) };
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! What holds the bytes of an allocation.
+
+use crate::{cpu::Storage, cuda::DeviceMemory};
+
+/// Memory of the host, or of a card.
+pub(crate) enum Backing {
+    Host(Storage),
+    Card(DeviceMemory),
+}
+
+impl Backing {
+    /// The first byte, for code that runs on the host.
+    pub(crate) fn host(&self) -> *mut u8 {
+        match self {
+            Backing::Host(storage) => storage.base(),
+            Backing::Card(_) => unreachable!("BUG: the host reaches for memory of a card"),
+        }
+    }
+
+    /// The address of the first byte on its card.
+    pub(crate) fn card(&self) -> u64 {
+        match self {
+            Backing::Card(memory) => memory.address(),
+            Backing::Host(_) => unreachable!("BUG: a card reaches for memory of the host"),
+        }
+    }
+}

@@ -1,0 +1,519 @@
+//! Kernels on a card against their twins on the host: odd sizes, gaps between rows, poisoned outputs.
+//!
+//! What only moves values, or adds in the order of the host, gives equal bits. The rest is compared with sums in f64:
+//! at most twice the error of the host's f32 kernel, or half a step of f32 at the largest value where the host happens
+//! to be exact.
+
+use device::{ops::*, *};
+
+use super::drivers::{card_turn, cpu, cuda};
+
+/// Numbers that look random and are the same everywhere, from -2 to 2.
+fn noise(seed: u64, n: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 22) as f32 - 2.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// A stream of one driver, and what a trial makes there.
+struct Bench {
+    device: Device,
+    stream: Stream,
+}
+
+/// Columns with a gap on both sides, or a whole matrix.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lie {
+    Whole,
+    Gaps,
+}
+
+const LEFT: usize = 3;
+const RIGHT: usize = 2;
+
+/// A tensor and the memory around it.
+struct Tensor {
+    all: View,
+    view: View,
+}
+
+impl Bench {
+    fn new(machine: &Machine) -> Bench {
+        let device = machine.device(0).unwrap();
+        let stream = device.stream("compute").unwrap();
+        Bench { device, stream }
+    }
+
+    /// Fresh, so poisoned.
+    fn tensor(&self, shape: &[usize], dtype: DType, lie: Lie) -> Tensor {
+        let mut dims = shape.to_vec();
+        let cols = *dims.last().unwrap();
+        if lie == Lie::Gaps {
+            *dims.last_mut().unwrap() += LEFT + RIGHT;
+        }
+        let all = self.device.alloc("t", &dims, dtype, MemoryKind::Other).unwrap();
+        let view = if lie == Lie::Gaps { all.columns(LEFT..LEFT + cols).unwrap() } else { all.clone() };
+        Tensor { all, view }
+    }
+
+    fn holding(&self, shape: &[usize], dtype: DType, lie: Lie, values: &[f32]) -> Tensor {
+        let tensor = self.tensor(shape, dtype, lie);
+        match dtype {
+            DType::F32 => self.stream.upload(&tensor.view, values.to_vec()),
+            DType::Bf16 => self.stream.upload(&tensor.view, values.iter().map(|x| bf16::from_f32(*x)).collect()),
+            DType::I32 => self.stream.upload(&tensor.view, values.iter().map(|x| *x as i32).collect()),
+        }
+        .unwrap();
+        tensor
+    }
+
+    /// A contiguous vector of f32.
+    fn vector(&self, values: &[f32]) -> View {
+        self.holding(&[values.len()], DType::F32, Lie::Whole, values).view
+    }
+
+    fn ids(&self, ids: &[i32]) -> View {
+        let view = self.device.alloc("ids", &[ids.len()], DType::I32, MemoryKind::Other).unwrap();
+        self.stream.upload(&view, ids.to_vec()).unwrap();
+        view
+    }
+
+    fn run(&self, op: Result<Op, Error>) {
+        self.stream.launch(op.unwrap()).unwrap();
+    }
+
+    /// All of its memory, gaps included, as bits.
+    fn bits(&self, tensor: &Tensor) -> Vec<u32> {
+        match tensor.view.dtype() {
+            DType::F32 => self.get::<f32>(&tensor.all).into_iter().map(f32::to_bits).collect(),
+            DType::Bf16 => self.get::<bf16>(&tensor.all).into_iter().map(|x| x.to_bits().into()).collect(),
+            DType::I32 => self.get::<i32>(&tensor.all).into_iter().map(|x| x as u32).collect(),
+        }
+    }
+
+    fn get<T: Element>(&self, view: &View) -> Vec<T> {
+        self.stream.download::<T>(view).unwrap().wait().unwrap()
+    }
+}
+
+/// Runs `trial` on both; it gives the memory of its outputs.
+fn both<T>(trial: impl Fn(&Bench) -> T) -> [T; 2] {
+    let _turn = card_turn();
+    let (host, card) = (cpu(1).machine(), cuda().machine());
+    [&host, &card].map(|machine| trial(&Bench::new(machine)))
+}
+
+#[track_caller]
+fn equal_bits(trial: impl Fn(&Bench) -> Vec<Vec<u32>>) {
+    let [host, card] = both(trial);
+    for (i, (host, card)) in host.iter().zip(&card).enumerate() {
+        let differ = host.iter().zip(card).position(|(a, b)| a != b);
+        assert!(differ.is_none(), "output {i} differs at {differ:?}: {:?}", differ.map(|at| (host[at], card[at])));
+    }
+}
+
+/// Outputs of both and the true values: no gap was touched, nothing was left unwritten, and the error is small.
+#[track_caller]
+fn close(want: &[Vec<f64>], trial: impl Fn(&Bench) -> Vec<Tensor>) {
+    let [host, card] = both(|bench| {
+        let outputs = trial(bench);
+        outputs.iter().map(|t| (bench.get::<f32>(&t.view), gaps(&bench.bits(t), t))).collect::<Vec<_>>()
+    });
+    for (i, ((host, card), want)) in host.iter().zip(&card).zip(want).enumerate() {
+        assert_eq!(card.1, host.1, "output {i} was written outside of its view");
+        let error = |got: &[f32]| got.iter().zip(want).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
+        assert!(card.0.iter().all(|x| x.is_finite()), "output {i} is not all written");
+        let largest = want.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        let allowed = (2.0 * error(&host.0)).max(largest * f64::from(f32::EPSILON) / 2.0);
+        assert!(error(&card.0) <= allowed, "output {i}: error {:e}, the host has {:e}", error(&card.0), error(&host.0));
+    }
+}
+
+/// What lies between the rows.
+fn gaps(all: &[u32], tensor: &Tensor) -> Vec<u32> {
+    let (width, cols) = (tensor.all.cols(), tensor.view.cols());
+    if width == cols {
+        return Vec::new();
+    }
+    all.chunks_exact(width).flat_map(|row| row[..LEFT].iter().chain(&row[LEFT + cols..])).copied().collect()
+}
+
+fn f64s(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|x| f64::from(*x)).collect()
+}
+
+const SHAPES: [&[usize]; 4] = [&[1, 1], &[7, 13], &[3, 5, 67], &[2, 1023]];
+const REAL: [DType; 2] = [DType::F32, DType::Bf16];
+const LIES: [Lie; 2] = [Lie::Whole, Lie::Gaps];
+
+#[test]
+fn fill_and_cast_give_the_bits_of_the_host() {
+    for (shape, lie) in SHAPES.into_iter().flat_map(|shape| LIES.map(|lie| (shape, lie))) {
+        let n: usize = shape.iter().product();
+        let mut values = noise(n as u64, n);
+        values[n / 2] = f32::NAN;
+        values[n / 3] = f32::NEG_INFINITY;
+        equal_bits(|b| {
+            let mut outputs = Vec::new();
+            for dtype in [DType::F32, DType::Bf16, DType::I32] {
+                let y = b.tensor(shape, dtype, lie);
+                b.run(Fill { y: &y.view, value: if dtype == DType::I32 { -7.0 } else { 1.003_906_3 } }.op("test"));
+                outputs.push(b.bits(&y));
+            }
+            for (from, to) in REAL.into_iter().flat_map(|from| REAL.map(|to| (from, to))) {
+                let (x, y) = (b.holding(shape, from, Lie::Whole, &values), b.tensor(shape, to, lie));
+                b.run(Cast { x: &x.view, y: &y.view }.op("test"));
+                outputs.push(b.bits(&y));
+            }
+            outputs
+        });
+    }
+}
+
+#[test]
+fn scale_add_and_axpy_give_the_bits_of_the_host() {
+    for (shape, lie) in SHAPES.into_iter().flat_map(|shape| LIES.map(|lie| (shape, lie))) {
+        let n: usize = shape.iter().product();
+        let (one, two) = (noise(1, n), noise(2, n));
+        equal_bits(|b| {
+            let factor = b.vector(&[0.3]);
+            let mut outputs = Vec::new();
+            for dtype in REAL {
+                let make = |values| b.holding(shape, dtype, lie, values);
+                let (x, z, y) = (make(&one), make(&two), b.tensor(shape, dtype, lie));
+                b.run(Scale { x: &x.view, factor: Factor::Device(&factor), y: &y.view }.op("test"));
+                b.run(Scale { x: &z.view, factor: Factor::Const(-1.7), y: &z.view }.op("test"));
+                outputs.extend([b.bits(&y), b.bits(&z)]);
+                b.run(Add { a: &x.view, b: &z.view, y: &y.view }.op("test"));
+                b.run(Add { a: &x.view, b: &y.view, y: &y.view }.op("test"));
+                outputs.push(b.bits(&y));
+                for other in REAL {
+                    let y = b.holding(shape, other, lie, &two);
+                    b.run(Axpy { alpha: Factor::Device(&factor), x: &x.view, y: &y.view }.op("test"));
+                    outputs.push(b.bits(&y));
+                }
+            }
+            outputs
+        });
+    }
+}
+
+fn gelu(x: f64) -> f64 {
+    let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+    0.5 * x * (1.0 + z.tanh())
+}
+
+fn gelu_slope(x: f64) -> f64 {
+    let c = (2.0 / std::f64::consts::PI).sqrt();
+    let t = (c * (x + 0.044_715 * x * x * x)).tanh();
+    0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * c * (1.0 + 3.0 * 0.044_715 * x * x)
+}
+
+#[test]
+fn gelu_and_its_gradient_are_as_exact_as_on_the_host() {
+    for (shape, lie) in SHAPES.into_iter().flat_map(|shape| LIES.map(|lie| (shape, lie))) {
+        let n: usize = shape.iter().product();
+        let (x, dy): (Vec<f32>, _) = (noise(3, n).iter().map(|x| 3.0 * x).collect(), noise(4, n));
+        let y: Vec<f64> = f64s(&x).into_iter().map(gelu).collect();
+        let dx: Vec<f64> = f64s(&x).into_iter().zip(&dy).map(|(x, dy)| gelu_slope(x) * f64::from(*dy)).collect();
+        close(&[y.clone(), y, dx.clone(), dx], |b| {
+            let make = |values: &[f32]| b.holding(shape, DType::F32, lie, values);
+            let (input, own, apart) = (make(&x), make(&x), b.tensor(shape, DType::F32, lie));
+            b.run(Gelu { x: &input.view, y: &apart.view }.op("test"));
+            b.run(Gelu { x: &own.view, y: &own.view }.op("test"));
+            let (grad, dx) = (make(&dy), b.tensor(shape, DType::F32, lie));
+            b.run(GeluBackward { dy: &grad.view, x: &input.view, dx: &dx.view }.op("test"));
+            b.run(GeluBackward { dy: &grad.view, x: &input.view, dx: &grad.view }.op("test"));
+            vec![apart, own, dx, grad]
+        });
+    }
+}
+
+/// Rows of `values`.
+fn rows(values: &[f32], cols: usize) -> impl Iterator<Item = &[f32]> {
+    values.chunks_exact(cols)
+}
+
+/// Mean and one over the standard deviation of a row.
+fn moments(row: &[f64], eps: f64) -> (f64, f64) {
+    let mean = row.iter().sum::<f64>() / row.len() as f64;
+    let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / row.len() as f64;
+    (mean, 1.0 / (variance + eps).sqrt())
+}
+
+#[test]
+fn layer_norm_is_as_exact_as_on_the_host() {
+    let eps = 1e-5f32;
+    for ((shape, residual), lie) in
+        SHAPES[1..].iter().flat_map(|s| [false, true].map(|r| (s, r))).flat_map(|s| LIES.map(|lie| (s, lie)))
+    {
+        let (n, cols) = (shape.iter().product::<usize>(), *shape.last().unwrap());
+        let (x, r): (Vec<f32>, _) = (noise(5, n).iter().map(|x| x + 3.0).collect(), noise(6, n));
+        let (weight, bias) = (noise(7, cols), noise(8, cols));
+        let sum: Vec<f32> = x.iter().zip(&r).map(|(x, r)| if residual { x + r } else { *x }).collect();
+        let (mut y, mut means, mut rstds) = (Vec::new(), Vec::new(), Vec::new());
+        for row in rows(&sum, cols) {
+            let row = f64s(row);
+            let (mean, rstd) = moments(&row, eps.into());
+            y.extend((0..cols).map(|c| (row[c] - mean) * rstd * f64::from(weight[c]) + f64::from(bias[c])));
+            means.push(mean);
+            rstds.push(rstd);
+        }
+        let count = n / cols;
+        close(&[y, means, rstds, f64s(&sum)], |b| {
+            let make = |values: &[f32]| b.holding(shape, DType::F32, lie, values);
+            let (tx, tr, sum, y) =
+                (make(&x), make(&r), b.tensor(shape, DType::F32, lie), b.tensor(shape, DType::F32, lie));
+            let [mean, rstd] = [0; 2].map(|_| b.tensor(&[count], DType::F32, Lie::Whole));
+            let (weight, bias) = (b.vector(&weight), b.vector(&bias));
+            let residual = residual.then_some(Residual { r: &tr.view, sum: &sum.view });
+            let has_sum = residual.is_some();
+            let (mean_view, rstd_view) = (&mean.view, &rstd.view);
+            let norm = LayerNorm {
+                x: &tx.view,
+                residual,
+                weight: &weight,
+                bias: &bias,
+                y: &y.view,
+                mean: mean_view,
+                rstd: rstd_view,
+                eps,
+            };
+            b.run(norm.op("test"));
+            vec![y, mean, rstd, if has_sum { sum } else { tx }]
+        });
+    }
+}
+
+/// How the gradient past the norm comes.
+#[derive(Clone, Copy, PartialEq)]
+enum Past {
+    None,
+    InPlace,
+    Apart,
+}
+
+#[test]
+fn the_gradients_of_layer_norm_are_as_exact_as_on_the_host() {
+    for ((shape, past), lie) in SHAPES[1..]
+        .iter()
+        .flat_map(|s| [Past::None, Past::InPlace, Past::Apart].map(|p| (s, p)))
+        .flat_map(|s| LIES.map(|lie| (s, lie)))
+    {
+        let (n, cols) = (shape.iter().product::<usize>(), *shape.last().unwrap());
+        let (x, dy, skip, weight) = (noise(9, n), noise(10, n), noise(11, n), noise(12, cols));
+        let stats: Vec<(f64, f64)> = rows(&x, cols).map(|row| moments(&f64s(row), 1e-5)).collect();
+        // Both take what the forward pass left, which is f32.
+        let stats: Vec<(f32, f32)> = stats.iter().map(|(mean, rstd)| (*mean as f32, *rstd as f32)).collect();
+        let (mut dx, mut dw, mut db) = (Vec::new(), vec![0.0; cols], vec![0.5; cols]);
+        for (i, (x, dy)) in rows(&x, cols).zip(rows(&dy, cols)).enumerate() {
+            let (mean, rstd) = (f64::from(stats[i].0), f64::from(stats[i].1));
+            let hat: Vec<f64> = f64s(x).iter().map(|x| (x - mean) * rstd).collect();
+            let g: Vec<f64> = dy.iter().zip(&weight).map(|(dy, w)| f64::from(*dy) * f64::from(*w)).collect();
+            let shift = g.iter().sum::<f64>() / cols as f64;
+            let slope = g.iter().zip(&hat).map(|(g, h)| g * h).sum::<f64>() / cols as f64;
+            for c in 0..cols {
+                let more = if past == Past::None { 0.0 } else { f64::from(skip[i * cols + c]) };
+                dx.push(rstd * (g[c] - shift - hat[c] * slope) + more);
+                dw[c] += f64::from(dy[c]) * hat[c];
+                db[c] += f64::from(dy[c]);
+            }
+        }
+        close(&[dx, dw, db], |b| {
+            let make = |values: &[f32]| b.holding(shape, DType::F32, lie, values);
+            let (tx, tdy, tskip) = (make(&x), make(&dy), make(&skip));
+            let mean = b.vector(&stats.iter().map(|s| s.0).collect::<Vec<_>>());
+            let rstd = b.vector(&stats.iter().map(|s| s.1).collect::<Vec<_>>());
+            let (weight, keep) = (b.vector(&weight), b.vector(&[0.0]));
+            let out = if past == Past::InPlace { make(&skip) } else { b.tensor(shape, DType::F32, lie) };
+            let skip = match past {
+                Past::None => None,
+                Past::InPlace => Some(&out.view),
+                Past::Apart => Some(&tskip.view),
+            };
+            let (dy, x, dx) = (&tdy.view, &tx.view, &out.view);
+            b.run(LayerNormBackward { dy, x, weight: &weight, mean: &mean, rstd: &rstd, skip, dx }.op("test"));
+            // A factor of 0 overwrites poison; then the sum of the rows is added to a half.
+            let [dweight, poisoned] = [0; 2].map(|_| b.tensor(&[cols], DType::F32, Lie::Whole));
+            let dbias = b.holding(&[cols], DType::F32, Lie::Whole, &vec![0.5; cols]);
+            let (mean, rstd) = (&mean, &rstd);
+            let grad = |dbias, into| LayerNormGrad { dy, x, mean, rstd, dweight: &dweight.view, dbias, into };
+            b.run(grad(&poisoned.view, Accumulate::Keep(&keep)).op("test"));
+            b.run(BiasGrad { dy, dbias: &dbias.view, into: Accumulate::Add }.op("test"));
+            vec![out, dweight, dbias]
+        });
+    }
+}
+
+#[test]
+fn embeddings_and_their_gradients_give_the_bits_of_the_host() {
+    let ids = [3, 0, 3, 8, 5, 3, 10, 1, 0, 10];
+    for (cols, lie) in [1, 37, 300].into_iter().flat_map(|cols| LIES.map(|lie| (cols, lie))) {
+        equal_bits(|b| {
+            let (id_view, keep) = (b.ids(&ids), b.vector(&[0.25]));
+            // Rows 2 to 7 of a vocabulary of 11.
+            let vocab = Vocab { size: 11, start: 2 };
+            let table = b.holding(&[6, cols], DType::F32, lie, &noise(13, 6 * cols));
+            let positions = b.holding(&[6, cols], DType::F32, lie, &noise(14, 6 * cols));
+            let dy = b.holding(&[10, cols], DType::F32, lie, &noise(15, 10 * cols));
+            let mut outputs = Vec::new();
+            for seq_len in [None, Some(5)] {
+                let y = b.tensor(&[10, cols], DType::F32, lie);
+                let positions = seq_len.map(|seq_len| Positions { table: &positions.view, seq_len });
+                b.run(Embedding { ids: &id_view, table: &table.view, vocab, positions, y: &y.view }.op("test"));
+                outputs.push(b.bits(&y));
+            }
+            for into in [Accumulate::Overwrite, Accumulate::Add, Accumulate::Keep(&keep)] {
+                let fresh = matches!(into, Accumulate::Overwrite);
+                let make = |seed| match fresh {
+                    true => b.tensor(&[6, cols], DType::F32, lie),
+                    false => b.holding(&[6, cols], DType::F32, lie, &noise(seed, 6 * cols)),
+                };
+                let (dtable, dpositions) = (make(16), make(17));
+                let (ids, dy) = (&id_view, &dy.view);
+                b.run(EmbeddingGrad { ids, dy, vocab, dtable: &dtable.view, into }.op("test"));
+                b.run(PositionGrad { dy, seq_len: 5, dtable: &dpositions.view, into }.op("test"));
+                outputs.extend([b.bits(&dtable), b.bits(&dpositions)]);
+            }
+            outputs
+        });
+    }
+}
+
+#[test]
+fn cross_entropy_is_as_exact_as_on_the_host() {
+    for ((rows_count, cols), lie) in [(1, 2), (5, 257), (3, 5003)].into_iter().flat_map(|s| LIES.map(|lie| (s, lie))) {
+        let logits: Vec<f32> = noise(18, rows_count * cols).iter().map(|x| 8.0 * x).collect();
+        let targets: Vec<i32> =
+            (0..rows_count).map(|i| if i == 2 { IGNORE } else { ((i * 7919 + 1) % cols) as i32 }).collect();
+        let scale = 0.125f32;
+        let (mut losses, mut d) = (Vec::new(), Vec::new());
+        for (row, target) in rows(&logits, cols).zip(&targets) {
+            let row = f64s(row);
+            let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = row.iter().map(|x| (x - most).exp()).sum();
+            let Ok(target) = usize::try_from(*target) else {
+                losses.push(0.0);
+                d.extend(vec![0.0; cols]);
+                continue;
+            };
+            losses.push(most + sum.ln() - row[target]);
+            let onehot = |c| if c == target { 1.0 } else { 0.0 };
+            d.extend((0..cols).map(|c| f64::from(scale) * ((row[c] - most).exp() / sum - onehot(c))));
+        }
+        close(&[losses.clone(), d.clone(), losses, d], |b| {
+            let make = || b.holding(&[rows_count, cols], DType::F32, lie, &logits);
+            let (input, own, apart) = (make(), make(), b.tensor(&[rows_count, cols], DType::F32, lie));
+            let [l1, l2] = [0; 2].map(|_| b.tensor(&[rows_count], DType::F32, Lie::Whole));
+            let (targets, factor) = (b.ids(&targets), b.vector(&[scale]));
+            for (logits, dlogits, losses, scale) in
+                [(&input, &apart, &l1, Factor::Const(scale)), (&own, &own, &l2, Factor::Device(&factor))]
+            {
+                let (logits, dlogits, losses, targets) = (&logits.view, &dlogits.view, &losses.view, &targets);
+                b.run(CrossEntropy { logits, targets, losses, dlogits, scale }.op("test"));
+            }
+            vec![l1, apart, l2, own]
+        });
+    }
+}
+
+#[test]
+fn sums_and_norms_are_as_exact_as_on_the_host() {
+    for n in [1usize, 1000, 600_011] {
+        let x = noise(19, n);
+        let pieces = SquaredNorm::partials(n);
+        let total: f64 = f64s(&x).iter().sum::<f64>() * 0.5;
+        let squares: f64 = f64s(&x).iter().map(|x| x * x).sum();
+        close(&[vec![total], vec![squares]], |b| {
+            let input = b.vector(&x);
+            let partials = b.tensor(&[pieces], DType::F32, Lie::Whole);
+            let [sum, squared] = [0; 2].map(|_| b.tensor(&[1], DType::F32, Lie::Whole));
+            b.run(Sum { x: &input, factor: Factor::Const(0.5), total: &sum.view }.op("test"));
+            b.run(SquaredNorm { x: &input, partials: &partials.view }.op("test"));
+            b.run(Sum { x: &partials.view, factor: Factor::Const(1.0), total: &squared.view }.op("test"));
+            vec![sum, squared]
+        });
+    }
+    for squared in [9.0, 0.25, 0.0, f32::INFINITY, f32::NAN] {
+        equal_bits(|b| {
+            let input = b.vector(&[squared]);
+            let mut outputs = Vec::new();
+            for limit in [0.0, 1.5] {
+                let [norm, factor] = [0; 2].map(|_| b.tensor(&[1], DType::F32, Lie::Whole));
+                let nonfinite = b.tensor(&[1], DType::I32, Lie::Whole);
+                let clip = ClipFactor {
+                    squared: &input,
+                    limit,
+                    norm: &norm.view,
+                    factor: &factor.view,
+                    nonfinite: &nonfinite.view,
+                };
+                b.run(clip.op("test"));
+                outputs.extend([b.bits(&factor), b.bits(&nonfinite)]);
+                // A NaN's payload is nobody's promise.
+                outputs
+                    .push(b.get::<f32>(&norm.view).iter().map(|x| if x.is_nan() { 0 } else { x.to_bits() }).collect());
+            }
+            outputs
+        });
+    }
+}
+
+#[test]
+fn adamw_takes_the_steps_of_the_host() {
+    let (beta1, beta2, eps, weight_decay) = (0.9, 0.95, 1e-8, 0.1);
+    for (shape, dtype) in SHAPES.into_iter().flat_map(|s| REAL.map(|dtype| (s, dtype))) {
+        let n: usize = shape.iter().product();
+        let grads: Vec<Vec<f32>> = (0..3).map(|i| noise(20 + i, n)).collect();
+        let start = noise(30, n);
+        let (lr, clip) = (3e-3f32, 0.5f32);
+        let (mut p, mut m, mut v) = (f64s(&start), vec![0.0; n], vec![0.0; n]);
+        for (t, grad) in grads.iter().enumerate() {
+            let corrections = [beta1, beta2].map(|beta: f64| 1.0 - beta.powi(t as i32 + 1));
+            for i in 0..n {
+                let g = if dtype == DType::Bf16 { bf16::from_f32(grad[i]).to_f32() } else { grad[i] };
+                let g = f64::from(g) * f64::from(clip);
+                m[i] = beta1 * m[i] + (1.0 - beta1) * g;
+                v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
+                p[i] -= f64::from(lr) * weight_decay * p[i];
+                p[i] -= f64::from(lr) / corrections[0] * m[i] / ((v[i] / corrections[1]).sqrt() + eps);
+            }
+        }
+        close(&[p, m, v], |b| {
+            let zeros = vec![0.0; n];
+            let make = |values: &[f32]| b.holding(shape, DType::F32, Lie::Whole, values);
+            let (param, m, v) = (make(&start), make(&zeros), make(&zeros));
+            let copy = b.tensor(shape, DType::Bf16, Lie::Whole);
+            let (scalars, step) = (b.vector(&[lr, 0.0, 0.0, clip]), b.ids(&[0]));
+            // The second time everything is skipped.
+            for (t, skip) in [(0, 0), (1, 1), (1, 0), (2, 0)] {
+                let (skip, grad) = (b.ids(&[skip]), b.holding(shape, dtype, Lie::Whole, &grads[t]));
+                let skip = Some(&skip);
+                b.run(AdvanceAdam { step: &step, scalars: &scalars, skip, beta1, beta2 }.op("test"));
+                let adamw = AdamW {
+                    param: &param.view,
+                    grad: &grad.view,
+                    m: &m.view,
+                    v: &v.view,
+                    copy: Some(&copy.view),
+                    scalars: &scalars,
+                    skip,
+                    beta1,
+                    beta2,
+                    eps,
+                    weight_decay,
+                };
+                b.run(adamw.op("test"));
+            }
+            assert_eq!(b.get::<i32>(&step), [3]);
+            let rounded: Vec<bf16> = b.get::<f32>(&param.view).into_iter().map(bf16::from_f32).collect();
+            assert_eq!(b.get::<bf16>(&copy.view), rounded);
+            vec![param, m, v]
+        });
+    }
+}
