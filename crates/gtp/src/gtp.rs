@@ -10,7 +10,7 @@ use crate::{
     core::{Core, Counters, Last},
     plan::GtpPlan,
     schedule::PassKind,
-    weight::{Lane, Weight},
+    weight::{Lane, Weight, check_order},
     why,
 };
 
@@ -29,8 +29,8 @@ impl Gtp {
     /// nothing is opened, allocated or submitted, ever.
     ///
     /// # Errors
-    /// [`GtpError::CutTwice`], [`GtpError::NotInnermost`], [`GtpError::ShardShape`], [`GtpError::GradType`]; those of
-    /// groups and of the device.
+    /// [`GtpError::CutTwice`], [`GtpError::NotInnermost`], [`GtpError::ShardShape`], [`GtpError::GradType`],
+    /// [`GtpError::GroupOrder`]; those of groups and of the device.
     pub fn new<'p>(
         rank: &Rank,
         layout: &Layout,
@@ -67,6 +67,9 @@ impl Gtp {
         let mut weights = Vec::new();
         for (param, spec) in params {
             weights.extend(Weight::new(param, spec, layout, &config)?);
+        }
+        for weight in &weights {
+            check_order(&config.axes[weight.lane], layout, groups, weight)?;
         }
         let lane = |at: usize| {
             let shards = weights.iter().filter(|weight| weight.lane == at).map(|weight| weight.param.numel());

@@ -2,8 +2,9 @@
 
 use std::num::NonZeroUsize;
 
+use device::Stream;
 use graphcap::{GateMode, Graph, GraphConfig, GraphError, GraphSet, Scope};
-use gtp::{GtpError, PassKind};
+use gtp::{Drain, GtpError, PassKind};
 use pgroups::{Pass, Turn, Weights};
 
 use crate::api::{
@@ -58,12 +59,17 @@ enum How {
     Replayed,
 }
 
-/// Runs the parts of a pass, each in its way, the next parts of it in the other way every `period`.
-fn run(stand: &mut Stand, graphs: &[Graph], parts: &[Vec<Act>], how: impl Fn(usize) -> How) -> Result<(), Caught> {
+/// Runs the parts of a pass, each in its way; graphs on two streams in turn.
+fn run(
+    stand: &mut Stand,
+    (graphs, streams): (&[Graph], &[Stream; 2]),
+    parts: &[Vec<Act>],
+    how: impl Fn(usize) -> How,
+) -> Result<(), Caught> {
     let Stand { gtp, script, .. } = stand;
     for (i, acts) in parts.iter().enumerate() {
         if how(i) == How::Replayed {
-            graphs[i].replay(&script.streams[0], &[])?;
+            graphs[i].replay(&streams[i % 2], &[])?;
             continue;
         }
         let turn = Turn::eager(Pass::Forward);
@@ -76,8 +82,9 @@ fn run(stand: &mut Stand, graphs: &[Graph], parts: &[Vec<Act>], how: impl Fn(usi
 
 #[test]
 fn submitted_and_replayed_parts_of_a_pass_mix_in_every_way() {
-    for look_ahead in 0..4 {
-        let model = Model::new(2, &[(4, 4), (6, 4), (4, 4), (4, 4)]).look_ahead(look_ahead);
+    for (look_ahead, drain) in [(0, Drain::Whole), (1, Drain::TwoStage), (2, Drain::TwoStage), (3, Drain::Whole)] {
+        let mut model = Model::new(2, &[(4, 4), (6, 4), (4, 4), (4, 4)]).look_ahead(look_ahead);
+        model.config.drain = drain;
         let parts = layers(&[0, 1, 2, 3]);
         let want = model.whole(&vec![parts.concat(); 18]);
         for machine in machines() {
@@ -86,19 +93,20 @@ fn submitted_and_replayed_parts_of_a_pass_mix_in_every_way() {
                     (0..2).try_for_each(|_| stand.pass(&parts.concat()))?;
                     let mut set = set(stand, Scope::Layer, gates, 1)?;
                     let graphs = capture(stand, &mut set, PassKind::TRAIN, &parts)?;
+                    let streams = [stand.script.streams[0].clone(), stand.rank.device.stream("second")?];
                     for mix in 0..16usize {
                         // Runs of one way, of lengths that differ.
-                        let how = |i: usize| match (mix * 37 + 11 >> (i % 8)) & 1 {
+                        let how = |i: usize| match ((mix * 37 + 11) >> (i % 8)) & 1 {
                             0 => How::Eager,
                             _ => How::Replayed,
                         };
-                        run(stand, &graphs, &parts, how)?;
+                        run(stand, (&graphs, &streams), &parts, how)?;
                     }
                     let counters = stand.gtp.counters();
                     assert_eq!((counters.repaired, counters.deviations, counters.plans), (0, 0, 1));
                     stand.found()
                 });
-                check_all(&got, &want, &format!("{gates}, {look_ahead} ahead, on {}", machine.driver()));
+                check_all(&got, &want, &format!("{gates}, {drain:?}, {look_ahead} ahead, on {}", machine.driver()));
             }
         }
     }
@@ -231,13 +239,19 @@ fn a_kind_of_pass_that_nobody_has_planned_is_not_captured() {
 
 #[test]
 fn graphs_of_two_kinds_and_submitted_passes_take_turns_on_two_streams() {
-    let model = Model::new(2, &[(4, 4), (6, 4), (4, 4)]);
+    let mut model = Model::new(2, &[(4, 4), (6, 4), (4, 4)]);
     let (train, eval) = (there_and_back(&[0, 1, 2]), forward(&[2, 0, 1]));
     // Logs of both streams: graphs write the first one's, whichever stream they are launched on.
     let passes = [&train, &eval, &train, &eval, &train, &train, &eval, &train, &eval, &eval, &train];
     let want = model.whole(&passes.map(Clone::clone));
     for machine in machines() {
-        for (gates, lanes) in [(GateMode::BeforeReplay, 1), (GateMode::InGraph, 2)] {
+        for (gates, lanes, drain) in [
+            (GateMode::BeforeReplay, 1, Drain::Whole),
+            (GateMode::InGraph, 2, Drain::Whole),
+            (GateMode::BeforeReplay, 2, Drain::TwoStage),
+            (GateMode::InGraph, 1, Drain::TwoStage),
+        ] {
+            model.config.drain = drain;
             let got = model.run(&machine, |stand| {
                 stand.pass(&train)?;
                 stand.pass_of(PassKind::EVAL, &eval)?;
@@ -260,7 +274,7 @@ fn graphs_of_two_kinds_and_submitted_passes_take_turns_on_two_streams() {
                 assert_eq!(stand.gtp.counters().repaired, 0);
                 stand.found()
             });
-            check_all(&got, &want, &format!("{gates} on {}", machine.driver()));
+            check_all(&got, &want, &format!("{gates}, {drain:?} on {}", machine.driver()));
         }
     }
 }

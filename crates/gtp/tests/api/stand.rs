@@ -113,7 +113,7 @@ impl Model {
         // What a test submits next to any stream is behind all of this.
         rank.device.synchronize()?;
         let script = Script { params: params.params().to_vec(), streams, logs, peer: rank.global.0 };
-        Ok(Stand { rank: rank.clone(), groups, params, gtp, script })
+        Ok(Stand { rank: rank.clone(), groups: Arc::new(groups), params, gtp, script })
     }
 
     /// Runs `body` on every rank; the verifier has nothing to object to.
@@ -124,8 +124,9 @@ impl Model {
     ) -> Vec<T> {
         let (results, trace) = self.traced(machine, None, body);
         let report = verify(&trace, &VerifyOptions::default());
+        let results = results.unwrap_or_else(|error| panic!("on {}: {error:?}; {report}", machine.driver()));
         assert!(report.is_clean(), "on {}: {report}", machine.driver());
-        results.unwrap_or_else(|error| panic!("on {}: {error:?}", machine.driver()))
+        results
     }
 
     pub(crate) fn traced<T: Send>(
@@ -235,7 +236,7 @@ pub(crate) fn check_all(got: &[Found], want: &[Found], what: &str) {
 /// One rank of a test.
 pub(crate) struct Stand {
     pub(crate) rank: Rank,
-    pub(crate) groups: ProcessGroups,
+    pub(crate) groups: Arc<ProcessGroups>,
     pub(crate) params: ParamSet,
     pub(crate) gtp: Gtp,
     pub(crate) script: Script,
