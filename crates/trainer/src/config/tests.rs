@@ -184,7 +184,11 @@ fn a_value_of_the_wrong_kind_names_the_key_and_what_is_wanted() {
         ("data.path=", "must be set"),
         ("data.split=0.9", "nearest valid: data.split = \"0.9\""),
         ("device.threads=0", "must be a whole number from 1"),
-        ("model.arch=2", "must be a string, not integer\n    nearest valid: model.arch = \"gpt2\""),
+        ("model.arch=2", "must be one of \"gpt2\", \"llama\"\n    nearest valid: model.arch = \"gpt2\""),
+        (
+            "graph.scope=true",
+            "must be one of \"none\", \"layer\", \"chunk\", \"microbatch\", \"step\"\n    nearest valid: graph.scope =",
+        ),
     ];
     for (setting, expected) in cases {
         let text = only(&[setting]);
