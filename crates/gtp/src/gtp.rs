@@ -8,6 +8,7 @@ use pgroups::{HostState, Layout, Param, ParamSpec, ProcessGroups, Rank, TensorPa
 use crate::{
     GtpConfig, GtpError, Sharded,
     core::{Core, Counters, Last},
+    omit::Record,
     plan::GtpPlan,
     schedule::PassKind,
     weight::{Lane, Weight, check_order},
@@ -135,6 +136,12 @@ impl Gtp {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.core.lock().counters
+    }
+
+    /// For mutation tests: left out from now on.
+    #[doc(hidden)]
+    pub fn omit(&self, record: Record) {
+        self.core.omitted.add(record);
     }
 
     /// What graphs of whole steps must keep in order on the host.

@@ -13,6 +13,7 @@ use crate::{
     GtpError,
     attached::Attached,
     core::{Core, Counters, Last, State},
+    omit::Record,
     run::{Mode, Part, Place, Run},
     schedule::{GatherIndex, PassKind},
     why,
@@ -70,13 +71,21 @@ impl Core {
         }
         self.open_gates(&mut state, stream)?;
         for gather in &part.needs {
-            let weight = part.attached.plan.gathers()[gather.0].uses[0];
-            let weight = &self.weights[part.attached.plan.schedule().uses()[weight.0].weight.0];
+            let weight = self.gathered_by(&part.attached, *gather);
             let there = state.run.as_ref().and_then(|run| run.flights.get(gather).copied());
             if there != Some(self.written(weight)) {
                 let mut turn = Turn::eager(pgroups::Pass::Forward);
                 self.repair(&mut state, &part.attached, *gather, &mut turn, stream)?;
             }
+        }
+        // That a graph gathers ahead of its own uses is shown by the order of its nodes.
+        for gather in &part.needs {
+            let (weight, slot) = (self.gathered_by(&part.attached, *gather), &part.attached.gathers[gather.0]);
+            self.note_use(weight, &slot.view, stream);
+        }
+        for gather in &part.issued {
+            let (weight, slot) = (self.gathered_by(&part.attached, *gather), &part.attached.gathers[gather.0]);
+            self.note_gather(weight, &slot.view, stream);
         }
         Ok(())
     }
@@ -96,12 +105,11 @@ impl Core {
             state.launched.push((stream.index(), event));
             state.launched.len() - 1
         });
-        stream.record(&state.launched[known].1)?;
+        self.omitted.record(Record::Launched, stream, &state.launched[known].1)?;
         let plan = &part.attached.plan;
         let before = state.run.take().map(|run| run.flights).unwrap_or_default();
         let own = |gather: &GatherIndex| {
-            let weight = plan.schedule().uses()[plan.gathers()[gather.0].uses[0].0].weight;
-            let now = self.written(&self.weights[weight.0]);
+            let now = self.written(self.gathered_by(&part.attached, *gather));
             (*gather, before.get(gather).filter(|_| part.needs.contains(gather)).copied().unwrap_or(now))
         };
         let passed_on = part.passes_on.iter().filter_map(|gather| Some((*gather, *before.get(gather)?)));
