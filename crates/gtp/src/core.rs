@@ -223,12 +223,12 @@ impl Core {
             return self.mark_all(state, compute);
         }
         match (&state.last, run.mode.attached()) {
-            (Last::Marked, _) if !state.captured => return Ok(()),
+            (Last::Marked, _) if !state.captured => return self.begin_unpublished(compute),
             // Everybody waits for the events of the pass before.
             (Last::Eager(before, on), Some(own))
                 if !state.captured && Arc::ptr_eq(before, own) && on[0].index() == compute.index() =>
             {
-                return Ok(());
+                return self.begin_unpublished(compute);
             }
             (Last::Graph(_), _) => state.behind_graphs(compute, why::EAGER_AFTER_GRAPH)?,
             _ => {}
@@ -236,6 +236,18 @@ impl Core {
         self.join(state, compute)?;
         state.captured = false;
         self.mark_all(state, compute)
+    }
+
+    /// A weight that nobody publishes is written by whoever uses it, where it is used: gathers of this pass are behind
+    /// what `compute` did before it.
+    fn begin_unpublished(&self, compute: &Stream) -> Result<(), GtpError> {
+        let own = |axis: usize| self.weights.iter().any(|w| w.lane == axis && w.param.publisher().is_none());
+        let lanes = self.lanes.iter().enumerate().filter(|(axis, _)| own(*axis));
+        for lane in lanes.filter_map(|(_, lane)| lane.as_ref()) {
+            self.omitted.record(Record::Fork, compute, &self.fork)?;
+            lane.gather.wait(&self.fork, why::BEGIN_AFTER_WORK)?;
+        }
+        Ok(())
     }
 
     /// Orders `stream` behind everything under way in the lanes, and behind the streams that have used slots since.

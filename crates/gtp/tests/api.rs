@@ -11,6 +11,7 @@ mod api {
     mod moves; //  moves that a weight cannot make, and branches
     mod plain; //  one shard is none
     mod prefetch; // what is gathered when, and where to
+    mod proof; //  every synchronisation is needed
     mod publish; // weights that others write and publish
     mod rig; //    a chain of products on several ranks
     mod stand; //  weights of any layout, passes of single calls
