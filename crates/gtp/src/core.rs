@@ -211,9 +211,7 @@ impl Core {
             let (kind, under_way, next) = (run.kind, tell(run.recorded), tell(turn.is_recorded()));
             return Err(GtpError::HalfCaptured { kind, under_way, next });
         }
-        if run.streams.iter().all(|known| known.index() != compute.index()) {
-            run.streams.push(compute.clone());
-        }
+        run.uses_slots(compute);
         if std::mem::replace(&mut run.entered, true) {
             return Ok(());
         }
@@ -228,6 +226,8 @@ impl Core {
             (Last::Eager(before, on), Some(own))
                 if !state.captured && Arc::ptr_eq(before, own) && on[0].index() == compute.index() =>
             {
+                // Nobody has waited for those of the pass before yet.
+                on.iter().for_each(|on| run.uses_slots(on));
                 return self.begin_unpublished(compute);
             }
             (Last::Graph(_), _) => state.behind_graphs(compute, why::EAGER_AFTER_GRAPH)?,

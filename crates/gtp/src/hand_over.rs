@@ -72,7 +72,7 @@ impl Core {
         self.open_gates(&mut state, stream)?;
         for gather in &part.needs {
             let weight = self.gathered_by(&part.attached, *gather);
-            let there = state.run.as_ref().and_then(|run| run.flights.get(gather).copied());
+            let there = state.run.as_ref().and_then(|run| run.there(*gather));
             if there != Some(self.written(weight)) {
                 let mut turn = Turn::eager(pgroups::Pass::Forward);
                 self.repair(&mut state, &part.attached, *gather, &mut turn, stream)?;
@@ -107,12 +107,11 @@ impl Core {
         });
         self.omitted.record(Record::Launched, stream, &state.launched[known].1)?;
         let plan = &part.attached.plan;
-        let before = state.run.take().map(|run| run.flights).unwrap_or_default();
-        let own = |gather: &GatherIndex| {
-            let now = self.written(self.gathered_by(&part.attached, *gather));
-            (*gather, before.get(gather).filter(|_| part.needs.contains(gather)).copied().unwrap_or(now))
-        };
-        let passed_on = part.passes_on.iter().filter_map(|gather| Some((*gather, *before.get(gather)?)));
+        let before = state.run.take();
+        // Of the write that was the last one ahead of the launch, where what it needs was made sure of.
+        let own = |gather: &GatherIndex| (*gather, self.written(self.gathered_by(&part.attached, *gather)));
+        let passed_on = |gather: &GatherIndex| Some((*gather, before.as_ref()?.there(*gather)?));
+        let passed_on = part.passes_on.iter().filter_map(passed_on);
         let flights: BTreeMap<GatherIndex, u64> = part.leaves.iter().map(own).chain(passed_on).collect();
         if part.to.step < plan.schedule().steps().len() {
             state.run = Some(Run::by_graphs(part.kind, part.attached.clone(), part.to, flights));

@@ -215,6 +215,13 @@ impl Run {
         }
     }
 
+    /// Whoever waits for the pass waits for this stream too.
+    pub(crate) fn uses_slots(&mut self, stream: &Stream) {
+        if self.streams.iter().all(|known| known.index() != stream.index()) {
+            self.streams.push(stream.clone());
+        }
+    }
+
     /// Part of it was submitted, to be run.
     pub(crate) fn is_submitted(&self) -> bool {
         self.entered && !self.recorded
@@ -264,6 +271,13 @@ impl Run {
         if let Some(part) = &mut self.part {
             part.issued.push(gather);
         }
+    }
+
+    /// The write that a gather is of, if it is there for a use to come: behind its last one others have its slot.
+    pub(crate) fn there(&self, gather: GatherIndex) -> Option<u64> {
+        let Mode::Planned { attached, at } = &self.mode else { return None };
+        let to_come = attached.plan.gathers()[gather.0].uses.iter().any(|u| u.0 >= at.used);
+        self.flights.get(&gather).copied().filter(|_| to_come)
     }
 
     /// Whether a gradient of the plan is of the captured part under way.

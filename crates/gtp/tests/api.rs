@@ -13,6 +13,7 @@ mod api {
     mod prefetch; // what is gathered when, and where to
     mod proof; //  every synchronisation is needed
     mod publish; // weights that others write and publish
+    mod random; // passes of any shape
     mod rig; //    a chain of products on several ranks
     mod stand; //  weights of any layout, passes of single calls
 }

@@ -260,8 +260,8 @@ fn a_model_that_is_built_again_has_settings_slots_and_communicators_of_its_own()
             params.fill(&stand.script.streams[0], pgroups::Seed(7))?;
             let pairs = params.params().iter().zip(&second.specs);
             let gtp = gtp::Gtp::new(&stand.rank, &second.laid_out(), &stand.groups, pairs, second.config.clone())?;
-            let log = stand.rank.device.alloc("log", &[512], device::DType::F32, device::MemoryKind::Other)?;
-            stand.script.streams[0].upload(&log, vec![0.0; 512])?;
+            let log = stand.rank.device.alloc("log", &[2048], device::DType::F32, device::MemoryKind::Other)?;
+            stand.script.streams[0].upload(&log, vec![0.0; 2048])?;
             let mut script = stand.script.clone();
             (script.params, script.logs[0]) = (params.params().to_vec(), log);
             let mut twin = Stand { rank: stand.rank.clone(), groups: stand.groups.clone(), params, gtp, script };

@@ -71,7 +71,7 @@ fn bytes_and_uses_bound_how_far_a_rank_gathers_ahead() {
 }
 
 /// What overlaps in time lies apart: every use finds what was gathered for it, whoever comes between.
-fn keep_apart(plan: &gtp::PassPlan) {
+pub(crate) fn keep_apart(plan: &gtp::PassPlan) {
     let steps = |gather: usize| {
         let planned = &plan.gathers()[gather];
         let of = |taken: &UseIndex| plan.schedule().uses()[taken.0];

@@ -80,9 +80,8 @@ fn branched() -> Vec<Act> {
         vec![Act::On(0), Act::Back(1)],
         forward(&[3]),
     ];
-    let backward = [3, 2, 1, 0].map(|w| {
-        [Act::On(w % 2), Act::Take(w), Act::Back(w), Act::Grad(w), Act::Done(w)].to_vec()
-    });
+    let backward =
+        [3, 2, 1, 0].map(|w| [Act::On(w % 2), Act::Take(w), Act::Back(w), Act::Grad(w), Act::Done(w)].to_vec());
     [forward.concat(), vec![Act::Enter(Pass::Backward)], backward.concat()].concat()
 }
 
