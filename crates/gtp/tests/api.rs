@@ -7,6 +7,8 @@ mod api {
     mod deviation; // passes that do something else than planned
     mod gradients; // means and sums, once each
     mod layouts; // permuted groups, padding, axes, classes
+    mod layers; // products, tables, losses and norms over a tensor group
+    mod layers_rig; // their parts, cut and put together
     mod mixed; //  submitted and replayed parts of passes
     mod moves; //  moves that a weight cannot make, and branches
     mod plain; //  one shard is none
@@ -15,5 +17,7 @@ mod api {
     mod publish; // weights that others write and publish
     mod random; // passes of any shape
     mod rig; //    a chain of products on several ranks
-    mod stand; //  weights of any layout, passes of single calls
+    mod script; // passes made of single calls
+    mod steps; //  graphs of whole steps
+    mod stand; //  weights of any layout, and what whole ones give
 }

@@ -11,7 +11,8 @@ use crate::api::{
     backend::Backend,
     mixed::{MODES, capture, layers, set},
     rig::{Caught, machines, options},
-    stand::{Act, Found, Model, Stand, check_all, there_and_back},
+    script::{Act, there_and_back},
+    stand::{Found, Model, Stand, check_all},
 };
 
 /// Overwrites the gradient of a weight, in a pass of its own.
@@ -290,7 +291,7 @@ fn the_account_of_graphs_is_joined_too() {
             stand.pass(&acts)?;
             stand.gtp.plan()?;
             let mut set = set(stand, Scope::Microbatch, GateMode::InGraph, 1)?;
-            let graphs = capture(stand, &mut set, PassKind::TRAIN, &[acts.clone()])?;
+            let graphs = capture(stand, &mut set, PassKind::TRAIN, std::slice::from_ref(&acts))?;
             graphs[0].replay(&stand.script.streams[0], &[])?;
             if fenced {
                 stand.gtp.account().join(&stand.script.streams[1])?;

@@ -7,7 +7,8 @@ use pgroups::{Axis, Key, LayoutConfig, ParamClass, ParamSpec, Pass, PgError, Pla
 use crate::api::{
     mixed::told,
     rig::{Caught, machines, options},
-    stand::{Model, Stand, check_all, spec, there_and_back},
+    script::there_and_back,
+    stand::{Model, Stand, check_all, spec},
 };
 
 fn sim() -> Machine {

@@ -9,7 +9,8 @@ use pgroups::{Pass, Turn, Weights};
 
 use crate::api::{
     rig::{Caught, machines},
-    stand::{Act, Model, Stand, check_all, forward, there_and_back},
+    script::{Act, forward, there_and_back},
+    stand::{Model, Stand, check_all},
 };
 
 pub(crate) const MODES: [GateMode; 2] = [GateMode::BeforeReplay, GateMode::InGraph];
@@ -168,7 +169,7 @@ fn a_capture_that_leaves_its_plan_is_refused_by_name_and_all_goes_on() {
                 let before = stand.gtp.counters();
                 (0..2).try_for_each(|_| stand.pass(&acts))?;
                 assert_eq!(stand.gtp.counters().on_demand, before.on_demand);
-                let graphs = capture(stand, &mut set, PassKind::TRAIN, &[acts.clone()])?;
+                let graphs = capture(stand, &mut set, PassKind::TRAIN, std::slice::from_ref(&acts))?;
                 graphs[0].replay(&stand.script.streams[0], &[])?;
                 stand.pass(&acts)?;
                 stand.found()
@@ -206,7 +207,7 @@ fn a_capture_that_fails_between_two_calls_leaves_nothing_open() {
             });
             assert!(matches!(failed, Err(GraphError::Body { .. })));
             stand.pass(&acts)?;
-            let graphs = capture(stand, &mut set, PassKind::TRAIN, &[acts.clone()])?;
+            let graphs = capture(stand, &mut set, PassKind::TRAIN, std::slice::from_ref(&acts))?;
             graphs[0].replay(&stand.script.streams[0], &[])?;
             stand.pass(&acts)?;
             let counters = stand.gtp.counters();
@@ -225,11 +226,11 @@ fn a_kind_of_pass_that_nobody_has_planned_is_not_captured() {
     for machine in machines() {
         let got = model.run(&machine, |stand| {
             let mut set = set(stand, Scope::Microbatch, GateMode::InGraph, 1)?;
-            let refused = capture(stand, &mut set, PassKind::EVAL, &[acts.clone()]).map(drop).unwrap_err();
+            let refused = capture(stand, &mut set, PassKind::EVAL, std::slice::from_ref(&acts)).map(drop).unwrap_err();
             assert!(told(&refused).contains("pass 'eval' cannot be captured before it is planned"), "{refused:?}");
             stand.pass_of(PassKind::EVAL, &acts)?;
             stand.gtp.plan()?;
-            let graphs = capture(stand, &mut set, PassKind::EVAL, &[acts.clone()])?;
+            let graphs = capture(stand, &mut set, PassKind::EVAL, std::slice::from_ref(&acts))?;
             graphs[0].replay(&stand.script.streams[0], &[])?;
             stand.found()
         });
@@ -258,8 +259,8 @@ fn graphs_of_two_kinds_and_submitted_passes_take_turns_on_two_streams() {
                 stand.gtp.plan()?;
                 let mut set = set(stand, Scope::Microbatch, gates, lanes)?;
                 let graphs = [
-                    capture(stand, &mut set, PassKind::TRAIN, &[train.clone()])?.remove(0),
-                    capture(stand, &mut set, PassKind::EVAL, &[eval.clone()])?.remove(0),
+                    capture(stand, &mut set, PassKind::TRAIN, std::slice::from_ref(&train))?.remove(0),
+                    capture(stand, &mut set, PassKind::EVAL, std::slice::from_ref(&eval))?.remove(0),
                 ];
                 // Two passes in flight: launched on streams in turn.
                 let launch = [stand.rank.device.stream("lane a")?, stand.rank.device.stream("lane b")?];

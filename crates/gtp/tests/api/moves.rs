@@ -7,7 +7,8 @@ use pgroups::{Pass, Turn, Weights};
 use crate::api::{
     mixed::told,
     rig::{machines, options},
-    stand::{Act, Model, check_all, there_and_back},
+    script::{Act, there_and_back},
+    stand::{Model, check_all},
 };
 
 fn model() -> Model {

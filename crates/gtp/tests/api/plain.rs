@@ -10,7 +10,8 @@ use pgroups::{LayoutConfig, Pass, PgError, Turn, Whole};
 use crate::api::{
     mixed::{MODES, set},
     rig::{Caught, options},
-    stand::{Act, Found, Model, Stand, forward, there_and_back},
+    script::{Act, forward, there_and_back},
+    stand::{Found, Model, Stand},
 };
 
 /// A tensor group of two, replicas of two, one shard.

@@ -16,7 +16,8 @@ use crate::api::{
     backend::Backend,
     mixed::{capture, layers, set},
     rig::{Caught, options},
-    stand::{Act, Found, Model, Stand, forward, there_and_back},
+    script::{Act, forward, there_and_back},
+    stand::{Found, Model, Stand},
 };
 
 /// Orders among which a missing synchronisation has to show.
@@ -123,7 +124,7 @@ fn replayed(stand: &mut Stand, backend: &Backend, gates: GateMode) -> Result<(),
     let layers = capture(stand, &mut by_layer, PassKind::TRAIN, &parts)?;
     let mut by_pass = set(stand, Scope::Microbatch, gates, 2)?;
     let whole = capture(stand, &mut by_pass, PassKind::TRAIN, &[parts.concat()])?;
-    let evaluations = capture(stand, &mut by_pass, PassKind::EVAL, &[evaluation.clone()])?;
+    let evaluations = capture(stand, &mut by_pass, PassKind::EVAL, std::slice::from_ref(&evaluation))?;
     let lanes = [stand.rank.device.stream("lane a")?, stand.rank.device.stream("lane b")?];
     for round in 0..2 {
         for (i, graph) in layers.iter().enumerate() {

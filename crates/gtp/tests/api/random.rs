@@ -12,7 +12,8 @@ use crate::api::{
     mixed::{MODES, capture, set},
     prefetch::keep_apart,
     rig::options,
-    stand::{Act, Model, check_all},
+    script::Act,
+    stand::{Model, check_all},
 };
 
 /// Calls of a pass: kinds and weights, to be made well-formed.
@@ -106,7 +107,8 @@ proptest! {
         let want = model.whole(&passes);
         let got = model.run(&Machine::sim_with(seed, options()), |stand| {
             passes.iter().try_for_each(|acts| stand.pass(acts))?;
-            keep_apart(&*stand.plan()?);
+            let plan = stand.plan()?;
+            keep_apart(&plan);
             stand.found()
         });
         check_all(&got, &want, &format!("seed {seed}"));

@@ -19,8 +19,7 @@ pub(crate) fn shard_config(config: &Config) -> ShardConfig {
             Some(true) => Sequence::Split,
             Some(false) | None => Sequence::Whole,
         },
-        // A sample is one sequence, so each must divide by itself.
-        micro_batch: 1,
+        micro_batch: config.train.micro_batch as usize,
     }
 }
 
