@@ -11,6 +11,7 @@ use pgroups::{ParamId, TensorParallel, Turn};
 use crate::{
     Drain, GradIndex, GtpConfig, GtpError, PlannedGrad, WeightIndex,
     attached::{Arenas, Attached},
+    omit::{Omitted, Record},
     plan::{GtpPlan, PassPlan, WeightPlan},
     run::{Mode, Part, Run},
     schedule::{PassKind, Schedule},
@@ -46,6 +47,7 @@ pub(crate) struct Core {
     pub(crate) tensor: Option<TensorParallel>,
     /// The first point of a pass that others join.
     pub(crate) fork: Event,
+    pub(crate) omitted: Omitted,
     pub(crate) state: Mutex<State>,
 }
 
@@ -131,7 +133,7 @@ impl Core {
         state.plan = GtpPlan { arrivals, ..plan };
         let fork = device.event("gtp.fork");
         let (device, state) = (device.clone(), Mutex::new(state));
-        Ok(Core { device, config, weights, by_param, lanes, tensor: None, fork, state })
+        Ok(Core { device, config, weights, by_param, lanes, tensor: None, fork, omitted: Omitted::default(), state })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -209,9 +211,7 @@ impl Core {
             let (kind, under_way, next) = (run.kind, tell(run.recorded), tell(turn.is_recorded()));
             return Err(GtpError::HalfCaptured { kind, under_way, next });
         }
-        if run.streams.iter().all(|known| known.index() != compute.index()) {
-            run.streams.push(compute.clone());
-        }
+        run.uses_slots(compute);
         if std::mem::replace(&mut run.entered, true) {
             return Ok(());
         }
@@ -221,12 +221,14 @@ impl Core {
             return self.mark_all(state, compute);
         }
         match (&state.last, run.mode.attached()) {
-            (Last::Marked, _) if !state.captured => return Ok(()),
+            (Last::Marked, _) if !state.captured => return self.begin_unpublished(compute),
             // Everybody waits for the events of the pass before.
             (Last::Eager(before, on), Some(own))
                 if !state.captured && Arc::ptr_eq(before, own) && on[0].index() == compute.index() =>
             {
-                return Ok(());
+                // Nobody has waited for those of the pass before yet.
+                on.iter().for_each(|on| run.uses_slots(on));
+                return self.begin_unpublished(compute);
             }
             (Last::Graph(_), _) => state.behind_graphs(compute, why::EAGER_AFTER_GRAPH)?,
             _ => {}
@@ -234,6 +236,18 @@ impl Core {
         self.join(state, compute)?;
         state.captured = false;
         self.mark_all(state, compute)
+    }
+
+    /// A weight that nobody publishes is written by whoever uses it, where it is used: gathers of this pass are behind
+    /// what `compute` did before it.
+    fn begin_unpublished(&self, compute: &Stream) -> Result<(), GtpError> {
+        let own = |axis: usize| self.weights.iter().any(|w| w.lane == axis && w.param.publisher().is_none());
+        let lanes = self.lanes.iter().enumerate().filter(|(axis, _)| own(*axis));
+        for lane in lanes.filter_map(|(_, lane)| lane.as_ref()) {
+            self.omitted.record(Record::Fork, compute, &self.fork)?;
+            lane.gather.wait(&self.fork, why::BEGIN_AFTER_WORK)?;
+        }
+        Ok(())
     }
 
     /// Orders `stream` behind everything under way in the lanes, and behind the streams that have used slots since.
@@ -245,7 +259,7 @@ impl Core {
         };
         let now: &[Stream] = state.run.as_ref().filter(|run| run.is_submitted()).map_or(&[], |run| &run.streams);
         for on in last.iter().chain(now).filter(|on| on.index() != stream.index()) {
-            on.record(&self.fork)?;
+            self.omitted.record(Record::Tails, on, &self.fork)?;
             stream.wait(&self.fork, why::END_AFTER_LANES)?;
         }
         Ok(())
@@ -254,7 +268,7 @@ impl Core {
     fn join_lanes(&self, stream: &Stream) -> Result<(), GtpError> {
         for lane in self.open_lanes() {
             for (on, tail) in [(&lane.gather, &lane.gather_tail), (&lane.reduce, &lane.reduce_tail)] {
-                on.record(tail)?;
+                self.omitted.record(Record::Tails, on, tail)?;
                 stream.wait(tail, why::END_AFTER_LANES)?;
             }
         }
@@ -267,7 +281,7 @@ impl Core {
         let spares = spares.flat_map(|slot| [&slot.filled, &slot.read]);
         let planned = state.attached.values().flat_map(|attached| attached.events());
         planned.chain(spares).try_for_each(|event| compute.record(event))?;
-        compute.record(&self.fork)?;
+        self.omitted.record(Record::Fork, compute, &self.fork)?;
         for lane in self.open_lanes() {
             lane.gather.wait(&self.fork, why::BEGIN_AFTER_WORK)?;
             lane.reduce.wait(&self.fork, why::BEGIN_AFTER_WORK)?;
@@ -325,11 +339,11 @@ impl Core {
     /// others wait for them.
     fn drain(&self, part: &mut Part, compute: &Stream) -> Result<(), GtpError> {
         for lane in self.open_lanes() {
-            lane.gather.record(&lane.gather_tail)?;
+            self.omitted.record(Record::Tails, &lane.gather, &lane.gather_tail)?;
             compute.wait(&lane.gather_tail, why::END_AFTER_LANES)?;
         }
         let drained = self.device.event(&format!("gtp.drained.{}.{}", part.kind, part.to.step));
-        compute.record_external(&drained)?;
+        self.omitted.record_external(Record::Drained, compute, &drained)?;
         part.drained = Some(drained);
         let (own, plan) = (part.from.grad..part.to.grad, &part.attached.plan);
         for grad in own.clone() {
@@ -339,7 +353,7 @@ impl Core {
             if plan.grads().iter().enumerate().any(waits) {
                 let slot = &part.attached.grads[grad];
                 compute.wait(&slot.reduced, why::END_AFTER_LANES)?;
-                compute.record_external(&slot.gate)?;
+                self.omitted.record_external(Record::Gates, compute, &slot.gate)?;
             }
         }
         for lane in self.open_lanes() {
@@ -348,7 +362,7 @@ impl Core {
         }
         for axis in &part.reduced {
             let lane = self.lanes[*axis].as_ref().expect("BUG: a lane that reduces is open");
-            compute.record_external(&lane.reduce_gate)?;
+            self.omitted.record_external(Record::Gates, compute, &lane.reduce_gate)?;
         }
         Ok(())
     }

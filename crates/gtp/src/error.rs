@@ -48,6 +48,23 @@ pub enum GtpError {
         /// How many.
         cuts: usize,
     },
+    /// A group whose members hold the shards in another order than its own.
+    #[error(
+        "group '{group}' has rank {rank} at place {place}, which holds shard {shard} of '{param}': make the group of \
+         ranks in the order of their shards"
+    )]
+    GroupOrder {
+        /// The group.
+        group: String,
+        /// The first member that is not where its shard is.
+        rank: u32,
+        /// Its place in the group.
+        place: u32,
+        /// Its shard.
+        shard: u32,
+        /// The weight.
+        param: String,
+    },
     /// A parameter whose memory does not have the size of its shard.
     #[error("weight '{param}' has {have:?} elements along its dimensions, its placement gives this rank {want:?}")]
     ShardShape {

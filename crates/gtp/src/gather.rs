@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use device::{Event, Stream, View};
+use device::{Access, Event, Note, Stream, TraceAccess, View};
 use pgroups::{Group, Pass, Turn};
 
 use crate::{
     GtpError, UseIndex, WeightIndex,
     attached::Attached,
     core::{Core, Spare, State},
+    omit::Record,
     run::{Next, OpenUse, Run},
     schedule::{GatherIndex, Step},
     weight::Weight,
@@ -38,6 +39,7 @@ impl Core {
                 let slot = &attached.gathers[attached.plan.gather_of(taken).0];
                 stream.wait(&slot.gathered, why::USE_AFTER_GATHER)?;
                 let view = self.weights[weight.0].logical(&slot.view)?;
+                self.note_use(&self.weights[weight.0], &slot.view, stream);
                 OpenUse { weight, view, gathered: slot.gathered.clone(), used: slot.used.clone() }
             }
             Next::Left => {
@@ -62,7 +64,7 @@ impl Core {
             // Another use may have ended on another stream: who waits for this one waits for both.
             stream.wait(&used, why::GATHER_AFTER_USE)?;
         }
-        stream.record(&used)?;
+        self.omitted.record(Record::Used, stream, &used)?;
         if let Next::Left = run.advance(Step::GiveBack(weight), self)? {
             self.left(&mut state);
         }
@@ -78,6 +80,11 @@ impl Core {
         gather: GatherIndex,
         turn: &mut Turn<'_>,
     ) -> Result<(), GtpError> {
+        if !self.omitted.does(Record::Gather) {
+            let written = self.written(self.gathered_by(attached, gather));
+            open_run(state)?.issued(gather, written);
+            return Ok(());
+        }
         let plan = &attached.plan;
         let first = plan.schedule().uses()[plan.gathers()[gather.0].uses[0].0];
         let weight = &self.weights[first.weight.0];
@@ -88,8 +95,14 @@ impl Core {
         self.gather(weight, &lane.planned, &lane.gather, &into, (turn, first.pass))?;
         state.counters.planned += 1;
         let written = self.written(weight);
-        open_run(state)?.flights.insert(gather, written);
+        open_run(state)?.issued(gather, written);
         Ok(())
+    }
+
+    /// The weight that a planned gather makes whole.
+    pub(crate) fn gathered_by(&self, attached: &Attached, gather: GatherIndex) -> &Weight {
+        let first = attached.plan.gathers()[gather.0].uses[0];
+        &self.weights[attached.plan.schedule().uses()[first.0].weight.0]
     }
 
     /// What a planned use finds is gathered for it, of the newest write; otherwise it is gathered again.
@@ -122,6 +135,9 @@ impl Core {
         turn: &mut Turn<'_>,
         stream: &Stream,
     ) -> Result<(), GtpError> {
+        if !self.omitted.does(Record::Repair) {
+            return Ok(());
+        }
         let plan = &attached.plan;
         let first = plan.schedule().uses()[plan.gathers()[gather.0].uses[0].0];
         let weight = &self.weights[first.weight.0];
@@ -160,6 +176,7 @@ impl Core {
         self.gather(known, &lane.on_demand, &lane.gather, &into, (turn, pass))?;
         state.counters.on_demand += 1;
         stream.wait(&slot.filled, why::USE_AFTER_GATHER)?;
+        self.note_use(known, &slot.view, stream);
         Ok(OpenUse { weight, view: known.logical(&slot.view)?, gathered: slot.filled, used: slot.read })
     }
 
@@ -174,13 +191,35 @@ impl Core {
         (turn, pass): (&mut Turn<'_>, Pass),
     ) -> Result<(), GtpError> {
         into.after.iter().try_for_each(|event| on.wait(event, why::GATHER_AFTER_USE))?;
-        let back = turn.enter(pass);
+        // Without being asked for, a value is read as backward reads it.
+        let back = turn.enter(if self.omitted.does(Record::Ready) { pass } else { Pass::Backward });
         let shard = turn.read(&weight.param, on);
         turn.enter(back);
         let shard = shard?;
+        self.note_gather(weight, into.slot, on);
         group.all_gather(on, &shard.flat(0..shard.numel())?, into.slot)?;
-        turn.done(&weight.param, on)?;
-        Ok(on.record(into.gathered)?)
+        if self.omitted.does(Record::Release) {
+            turn.done(&weight.param, on)?;
+        }
+        self.omitted.record(Record::Gathered, on, into.gathered)
+    }
+
+    /// For whoever checks a trace.
+    pub(crate) fn note_gather(&self, weight: &Weight, slot: &View, on: &Stream) {
+        on.note(|| Note::Gathered {
+            param: weight.param.name().to_owned().into(),
+            epoch: self.written(weight),
+            regions: vec![TraceAccess::from(&Access::write(slot))],
+        });
+    }
+
+    /// As [`Core::note_gather`].
+    pub(crate) fn note_use(&self, weight: &Weight, slot: &View, on: &Stream) {
+        on.note(|| Note::Used {
+            param: weight.param.name().to_owned().into(),
+            epoch: self.written(weight),
+            regions: vec![TraceAccess::from(&Access::read(slot))],
+        });
     }
 
     /// The pass has left its plan.

@@ -8,9 +8,10 @@ use pgroups::{HostState, Layout, Param, ParamSpec, ProcessGroups, Rank, TensorPa
 use crate::{
     GtpConfig, GtpError, Sharded,
     core::{Core, Counters, Last},
+    omit::Record,
     plan::GtpPlan,
     schedule::PassKind,
-    weight::{Lane, Weight},
+    weight::{Lane, Weight, check_order},
     why,
 };
 
@@ -29,8 +30,8 @@ impl Gtp {
     /// nothing is opened, allocated or submitted, ever.
     ///
     /// # Errors
-    /// [`GtpError::CutTwice`], [`GtpError::NotInnermost`], [`GtpError::ShardShape`], [`GtpError::GradType`]; those of
-    /// groups and of the device.
+    /// [`GtpError::CutTwice`], [`GtpError::NotInnermost`], [`GtpError::ShardShape`], [`GtpError::GradType`],
+    /// [`GtpError::GroupOrder`]; those of groups and of the device.
     pub fn new<'p>(
         rank: &Rank,
         layout: &Layout,
@@ -67,6 +68,9 @@ impl Gtp {
         let mut weights = Vec::new();
         for (param, spec) in params {
             weights.extend(Weight::new(param, spec, layout, &config)?);
+        }
+        for weight in &weights {
+            check_order(&config.axes[weight.lane], layout, groups, weight)?;
         }
         let lane = |at: usize| {
             let shards = weights.iter().filter(|weight| weight.lane == at).map(|weight| weight.param.numel());
@@ -132,6 +136,12 @@ impl Gtp {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.core.lock().counters
+    }
+
+    /// For mutation tests: left out from now on.
+    #[doc(hidden)]
+    pub fn omit(&self, record: Record) {
+        self.core.omitted.add(record);
     }
 
     /// What graphs of whole steps must keep in order on the host.

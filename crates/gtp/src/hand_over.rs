@@ -13,6 +13,7 @@ use crate::{
     GtpError,
     attached::Attached,
     core::{Core, Counters, Last, State},
+    omit::Record,
     run::{Mode, Part, Place, Run},
     schedule::{GatherIndex, PassKind},
     why,
@@ -70,13 +71,21 @@ impl Core {
         }
         self.open_gates(&mut state, stream)?;
         for gather in &part.needs {
-            let weight = part.attached.plan.gathers()[gather.0].uses[0];
-            let weight = &self.weights[part.attached.plan.schedule().uses()[weight.0].weight.0];
-            let there = state.run.as_ref().and_then(|run| run.flights.get(gather).copied());
+            let weight = self.gathered_by(&part.attached, *gather);
+            let there = state.run.as_ref().and_then(|run| run.there(*gather));
             if there != Some(self.written(weight)) {
                 let mut turn = Turn::eager(pgroups::Pass::Forward);
                 self.repair(&mut state, &part.attached, *gather, &mut turn, stream)?;
             }
+        }
+        // That a graph gathers ahead of its own uses is shown by the order of its nodes.
+        for gather in &part.needs {
+            let (weight, slot) = (self.gathered_by(&part.attached, *gather), &part.attached.gathers[gather.0]);
+            self.note_use(weight, &slot.view, stream);
+        }
+        for gather in &part.issued {
+            let (weight, slot) = (self.gathered_by(&part.attached, *gather), &part.attached.gathers[gather.0]);
+            self.note_gather(weight, &slot.view, stream);
         }
         Ok(())
     }
@@ -96,15 +105,13 @@ impl Core {
             state.launched.push((stream.index(), event));
             state.launched.len() - 1
         });
-        stream.record(&state.launched[known].1)?;
+        self.omitted.record(Record::Launched, stream, &state.launched[known].1)?;
         let plan = &part.attached.plan;
-        let before = state.run.take().map(|run| run.flights).unwrap_or_default();
-        let own = |gather: &GatherIndex| {
-            let weight = plan.schedule().uses()[plan.gathers()[gather.0].uses[0].0].weight;
-            let now = self.written(&self.weights[weight.0]);
-            (*gather, before.get(gather).filter(|_| part.needs.contains(gather)).copied().unwrap_or(now))
-        };
-        let passed_on = part.passes_on.iter().filter_map(|gather| Some((*gather, *before.get(gather)?)));
+        let before = state.run.take();
+        // Of the write that was the last one ahead of the launch, where what it needs was made sure of.
+        let own = |gather: &GatherIndex| (*gather, self.written(self.gathered_by(&part.attached, *gather)));
+        let passed_on = |gather: &GatherIndex| Some((*gather, before.as_ref()?.there(*gather)?));
+        let passed_on = part.passes_on.iter().filter_map(passed_on);
         let flights: BTreeMap<GatherIndex, u64> = part.leaves.iter().map(own).chain(passed_on).collect();
         if part.to.step < plan.schedule().steps().len() {
             state.run = Some(Run::by_graphs(part.kind, part.attached.clone(), part.to, flights));

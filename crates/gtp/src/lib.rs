@@ -19,6 +19,7 @@ mod run; //       a pass under way
 mod gather; //    weights come and go
 mod reduce; //    gradients become sums of shards
 mod hand_over; // what graphs find and leave
+mod omit; //      what mutation tests leave out
 mod error;
 pub mod why; //  every synchronisation, by name
 
@@ -27,6 +28,7 @@ pub use self::{
     core::Counters,
     error::GtpError,
     gtp::Gtp,
+    omit::Record,
     pass::Sharded,
     plan::{GtpPlan, PassPlan, PlannedGather, PlannedGrad, Slot, WeightPlan},
     schedule::{GatherIndex, Grad, GradIndex, PassKind, Schedule, Step, Use, UseIndex, WeightIndex},

@@ -11,7 +11,8 @@ use crate::{GtpError, core::Core};
 /// uses and their gradients reduced to shards, all others are whole where they are used.
 ///
 /// A pass that does what its plan says gathers ahead; one that does something else is right as well, gathers on demand
-/// from there on, and is planned anew. What is captured must do what is planned.
+/// from there on, and is planned anew. What is captured must do what is planned. Of several open uses of a weight the last
+/// one ends first.
 pub struct Sharded<'c> {
     core: &'c Arc<Core>,
     turn: Turn<'c>,

@@ -10,6 +10,7 @@ use crate::{
     GradSum, GtpError, WeightIndex,
     core::{Core, Spare, State},
     gather::open_run,
+    omit::Record,
     run::{Next, OpenGrad},
     schedule::Step,
     why,
@@ -79,7 +80,7 @@ impl Core {
         if let Next::Left = run.advance(Step::GradDone(weight), self)? {
             self.left(&mut state);
         }
-        stream.record(&open.written)?;
+        self.omitted.record(Record::Written, stream, &open.written)?;
         let axis = self.weights[weight.0].lane;
         let run = open_run(&mut state)?;
         if self.has_gates(run) && run.reduces_first(axis) {
@@ -114,7 +115,7 @@ impl Core {
                 pieces.reshape(&[full.numel() / shard, shard])?
             }
         };
-        on.record(&open.reduced)?;
+        self.omitted.record(Record::Reduced, on, &open.reduced)?;
         let keep = turn.open(param, on)?.unwrap_or(Keep::All);
         let into = match &keep {
             Keep::All => Accumulate::Add,
@@ -123,6 +124,9 @@ impl Core {
         let main = param.main_grad();
         let main = main.flat(0..shard)?;
         on.launch(BiasGrad { dy: &arrived, dbias: &main, into }.op("gtp.add")?)?;
-        Ok(turn.landed(param, on)?)
+        if self.omitted.does(Record::Landed) {
+            turn.landed(param, on)?;
+        }
+        Ok(())
     }
 }

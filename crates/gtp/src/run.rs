@@ -105,6 +105,8 @@ struct PartBegin {
     reduced: Vec<usize>,
     /// Gathers that it found.
     found: Vec<GatherIndex>,
+    /// Gathers that it has issued, in order.
+    issued: Vec<GatherIndex>,
 }
 
 /// A captured part of a pass.
@@ -115,6 +117,8 @@ pub(crate) struct Part {
     pub(crate) to: Place,
     /// Gathers that it uses and does not issue.
     pub(crate) needs: Vec<GatherIndex>,
+    /// Gathers that it issues, in order.
+    pub(crate) issued: Vec<GatherIndex>,
     /// Gathers that it issues or uses, and that are still to be used behind it.
     pub(crate) leaves: Vec<GatherIndex>,
     /// Gathers that it neither issues nor uses: there behind it if they were there before.
@@ -170,6 +174,7 @@ impl Run {
                 from: *at,
                 reduced: Vec::new(),
                 found: self.flights.keys().copied().collect(),
+                issued: Vec::new(),
             });
             at.step += 1;
             return Ok(match step {
@@ -210,6 +215,13 @@ impl Run {
         }
     }
 
+    /// Whoever waits for the pass waits for this stream too.
+    pub(crate) fn uses_slots(&mut self, stream: &Stream) {
+        if self.streams.iter().all(|known| known.index() != stream.index()) {
+            self.streams.push(stream.clone());
+        }
+    }
+
     /// Part of it was submitted, to be run.
     pub(crate) fn is_submitted(&self) -> bool {
         self.entered && !self.recorded
@@ -239,7 +251,7 @@ impl Run {
 
     /// What has been captured since the last part ended; nothing if no step was.
     pub(crate) fn end_part(&mut self) -> Option<Part> {
-        let PartBegin { from, reduced, found } = self.part.take()?;
+        let PartBegin { from, reduced, found, issued } = self.part.take()?;
         let Mode::Planned { attached, at } = &self.mode else { return None };
         let plan = &attached.plan;
         let used = (from.used..at.used).map(|u| plan.gather_of(UseIndex(u)));
@@ -250,7 +262,22 @@ impl Run {
         let only_found = |gather: &GatherIndex| found.contains(gather) && !needs.contains(gather);
         let (passes_on, leaves) = self.flights.keys().copied().filter(still).partition(only_found);
         let (kind, attached) = (self.kind, attached.clone());
-        Some(Part { kind, attached, from, to: *at, needs, leaves, passes_on, reduced, drained: None })
+        Some(Part { kind, attached, from, to: *at, needs, issued, leaves, passes_on, reduced, drained: None })
+    }
+
+    /// A gather is under way, of a write.
+    pub(crate) fn issued(&mut self, gather: GatherIndex, written: u64) {
+        self.flights.insert(gather, written);
+        if let Some(part) = &mut self.part {
+            part.issued.push(gather);
+        }
+    }
+
+    /// The write that a gather is of, if it is there for a use to come: behind its last one others have its slot.
+    pub(crate) fn there(&self, gather: GatherIndex) -> Option<u64> {
+        let Mode::Planned { attached, at } = &self.mode else { return None };
+        let to_come = attached.plan.gathers()[gather.0].uses.iter().any(|u| u.0 >= at.used);
+        self.flights.get(&gather).copied().filter(|_| to_come)
     }
 
     /// Whether a gradient of the plan is of the captured part under way.

@@ -140,6 +140,24 @@ impl Lane {
     }
 }
 
+/// What a group gathers is whole if its members hold the shards in its order, whoever made it.
+pub(crate) fn check_order(
+    axis: &ShardAxis,
+    layout: &Layout,
+    groups: &ProcessGroups,
+    weight: &Weight,
+) -> Result<(), GtpError> {
+    let (group, grid) = (groups.get(&axis.key(), "sharded weights")?, layout.grid(axis.class));
+    for (place, member) in (0..).zip(group.members()) {
+        let shard = grid.coordinate(*member, &axis.axis).unwrap_or(0);
+        if shard != place {
+            let (group, rank, param) = (group.name().to_owned(), member.0, weight.param.name().to_owned());
+            return Err(GtpError::GroupOrder { group, rank, place, shard, param });
+        }
+    }
+    Ok(())
+}
+
 /// A communicator of its own. A model that is built again opens another, the same on all ranks.
 fn second(group: &Group, label: &str) -> Result<Group, GtpError> {
     let mut asked = label.to_owned();

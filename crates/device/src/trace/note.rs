@@ -77,6 +77,24 @@ pub enum Note {
         /// The gradients.
         regions: Vec<TraceAccess>,
     },
+    /// What follows on the stream makes a sharded weight whole.
+    Gathered {
+        /// Parameter.
+        param: Label,
+        /// Last write by then; 0 if nobody counts them.
+        epoch: u64,
+        /// Where the whole weight lies.
+        regions: Vec<TraceAccess>,
+    },
+    /// What follows on the stream uses a weight that was gathered.
+    Used {
+        /// Parameter.
+        param: Label,
+        /// Last write by then; 0 if nobody counts them.
+        epoch: u64,
+        /// Where the whole weight lies.
+        regions: Vec<TraceAccess>,
+    },
     /// How much of a step an executable graph holds.
     Scope {
         /// Number of the executable.
@@ -109,6 +127,14 @@ impl fmt::Display for Note {
             }
             Note::Landed { param, regions } => {
                 write!(f, "landed {param}")?;
+                regions
+            }
+            Note::Gathered { param, epoch, regions } => {
+                write!(f, "gathered {param} epoch={epoch}")?;
+                regions
+            }
+            Note::Used { param, epoch, regions } => {
+                write!(f, "used {param} epoch={epoch}")?;
                 regions
             }
             Note::Reduced { bucket, group, regions } => {

@@ -103,11 +103,8 @@ impl Visitor for Checks<'_, '_> {
     fn read(&mut self, step: Step<'_>) {
         let Some(expected) = self.reads.get(&step.event) else { return };
         let (Some(written), Some(issued)) = (&expected.written, expected.issued) else { return };
-        let TraceEvent::Note { note: Note::Read { param, regions, .. }, .. } =
-            &self.program.trace.events[step.event as usize]
-        else {
-            return;
-        };
+        let TraceEvent::Note { note, .. } = &self.program.trace.events[step.event as usize] else { return };
+        let (Note::Read { param, regions, .. } | Note::Used { param, regions, .. }) = note else { return };
         let incarnation = self.program.streams[step.stream as usize].incarnation;
         for region in regions {
             let Some(cell) = self.cells.find(region, incarnation) else { continue };
@@ -137,6 +134,7 @@ impl FoundStale {
         let FoundStale { note, epoch, bytes, writer } = self;
         let (param, publisher) = match &places.trace.events[note as usize] {
             TraceEvent::Note { note: Note::Read { param, publisher, .. }, .. } => (param.clone(), publisher.clone()),
+            TraceEvent::Note { note: Note::Used { param, .. }, .. } => (param.clone(), "a gather".into()),
             _ => unreachable!("BUG: only reads are stale"),
         };
         let writer = writer.map(|at| Box::new(places.op(at)));

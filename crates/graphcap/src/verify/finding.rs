@@ -108,6 +108,17 @@ pub enum Finding {
     Race(Box<Race>),
     /// A read finds an old value.
     Stale(Stale),
+    /// A gathered weight is used, and something else was gathered there last.
+    NotGathered {
+        /// Parameter.
+        param: Label,
+        /// The write that should be there.
+        epoch: u64,
+        /// The use.
+        used: Place,
+        /// What was gathered there last, of which write; `None`: nothing.
+        there: Option<(Label, u64)>,
+    },
     /// A write was published a second time.
     PublishedTwice {
         /// Whose values.
@@ -187,6 +198,7 @@ impl Finding {
                 format!("without {}", names.join(" or "))
             }
             Finding::Stale(_) => "stale reads".to_owned(),
+            Finding::NotGathered { .. } => "uses of what was not gathered".to_owned(),
             Finding::PublishedTwice { .. } => "writes that are published twice".to_owned(),
             Finding::ReducedEarly { .. } => "buckets that are reduced too early".to_owned(),
             Finding::ForbiddenInGraph { .. } => "inside graphs that are smaller than a step".to_owned(),
@@ -202,6 +214,13 @@ impl fmt::Display for Finding {
         match self {
             Finding::Race(race) => race.fmt(f),
             Finding::Stale(stale) => stale.fmt(f),
+            Finding::NotGathered { param, epoch, used, there } => {
+                write!(f, "use of {param}, of write {epoch}, where ")?;
+                match there {
+                    Some((there, of)) => write!(f, "{there}, of write {of}, was gathered last:\n  {used}"),
+                    None => write!(f, "nothing was gathered:\n  {used}"),
+                }
+            }
             Finding::PublishedTwice { publisher, epoch, first, second } => {
                 write!(f, "published twice: epoch {epoch} of {publisher} by\n  {first} and by\n  {second}")
             }

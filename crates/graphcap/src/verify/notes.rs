@@ -55,6 +55,8 @@ struct Host {
     microbatch: u64,
     /// Reductions of this step: bucket, place in the trace, gradients.
     reduced: Vec<(Label, u32, Vec<TraceAccess>)>,
+    /// What was gathered last: parameter, write, place in the trace, memory.
+    gathered: Vec<(Label, u64, u32, Vec<TraceAccess>)>,
 }
 
 impl Ledger {
@@ -121,15 +123,43 @@ impl Ledger {
                 self.reads.insert(at, Expected { written, issued, before });
             }
             Note::Landed { param, regions } => {
-                let shares = |list: &[TraceAccess]| list.iter().any(|a| regions.iter().any(|b| overlap(a, b)));
-                if let Some((bucket, event, _)) = host.reduced.iter().find(|(_, _, list)| shares(list)) {
+                if let Some((bucket, event, _)) = host.reduced.iter().find(|(.., list)| share(list, regions)) {
                     let (param, bucket) = (param.clone(), bucket.clone());
                     let [reduced, landed] = [*event, at].map(|event| places.note(event));
                     self.findings.push(Finding::ReducedEarly { bucket, param, reduced, landed });
                 }
             }
             Note::Reduced { bucket, regions, .. } => host.reduced.push((bucket.clone(), at, regions.clone())),
+            Note::Gathered { param, epoch, regions } => {
+                host.gathered.retain(|(.., list)| !share(list, regions));
+                host.gathered.push((param.clone(), *epoch, at, regions.clone()));
+            }
+            Note::Used { param, epoch, regions } => self.used(at, (param, *epoch, regions), host, places),
             Note::Pass(_) | Note::Released { .. } | Note::Scope { .. } | Note::Stream { .. } => {}
+        }
+    }
+
+    /// A gathered weight is used: nothing else was gathered there in between, and its bytes come from that gather.
+    fn used(
+        &mut self,
+        at: u32,
+        (param, epoch, regions): (&Label, u64, &[TraceAccess]),
+        host: &Host,
+        places: &Places<'_>,
+    ) {
+        let last = host.gathered.iter().rfind(|(.., list)| share(list, regions));
+        match last {
+            Some((there, of, event, list)) if (there, *of) == (param, epoch) && list.len() == regions.len() => {
+                let written = Written { epoch, event: *event, regions: Vec::new() };
+                let expected = Expected { written: Some(Rc::new(written)), issued: Some(*event), before: *event };
+                self.reads.insert(at, expected);
+            }
+            _ if !self.told.insert(("a gather".into(), param.clone())) => self.repeats += 1,
+            last => {
+                let there = last.map(|(there, of, ..)| (there.clone(), *of));
+                let (param, used) = (param.clone(), places.note(at));
+                self.findings.push(Finding::NotGathered { param, epoch, used, there });
+            }
         }
     }
 
@@ -177,6 +207,10 @@ impl Ledger {
             }
         }
     }
+}
+
+fn share(some: &[TraceAccess], others: &[TraceAccess]) -> bool {
+    some.iter().any(|a| others.iter().any(|b| overlap(a, b)))
 }
 
 pub(super) fn overlap(a: &TraceAccess, b: &TraceAccess) -> bool {

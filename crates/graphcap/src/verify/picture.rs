@@ -214,7 +214,9 @@ fn ends(finding: &Finding) -> (Vec<&Place>, &[Label]) {
         },
         Finding::PublishedTwice { first, second, .. } => (vec![first, second], &[]),
         Finding::ReducedEarly { reduced, landed, .. } => (vec![landed, reduced], &[]),
-        Finding::ForbiddenInGraph { at, .. } | Finding::ForeignWait { at, .. } => (vec![at], &[]),
+        Finding::ForbiddenInGraph { at, .. }
+        | Finding::ForeignWait { at, .. }
+        | Finding::NotGathered { used: at, .. } => (vec![at], &[]),
         Finding::Missing { waiting, .. } => (vec![waiting], &[]),
         Finding::Disagree { .. } | Finding::Circle(_) | Finding::CallOrder(_) => (Vec::new(), &[]),
     }

@@ -141,10 +141,15 @@ impl<'t> Places<'t> {
             Note::Written { .. } => "write".into(),
             Note::Landed { .. } => "gradient landed".into(),
             Note::Reduced { .. } => "reduction".into(),
+            Note::Gathered { .. } => "gather".into(),
+            Note::Used { .. } => "use".into(),
             _ => "note".into(),
         };
         let site = match note {
-            Note::Read { param, .. } | Note::Landed { param, .. } => param.clone(),
+            Note::Read { param, .. }
+            | Note::Landed { param, .. }
+            | Note::Gathered { param, .. }
+            | Note::Used { param, .. } => param.clone(),
             Note::Issued { publisher, .. } | Note::Written { publisher, .. } => publisher.clone(),
             Note::Reduced { bucket, .. } => bucket.clone(),
             _ => "".into(),

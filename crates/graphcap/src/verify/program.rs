@@ -179,7 +179,7 @@ impl<'t> Builder<'t> {
                 let host = self.rank(*rank).host;
                 self.program.hosts[host as usize].push(on);
             }
-            TraceEvent::Note { rank, at: Some((stream, seq)), note: Note::Read { .. } } => {
+            TraceEvent::Note { rank, at: Some((stream, seq)), note: Note::Read { .. } | Note::Used { .. } } => {
                 self.push(at, (*rank, *stream, *seq), ItemKind::Read);
             }
             TraceEvent::Note { .. } | TraceEvent::Ran { .. } => {}

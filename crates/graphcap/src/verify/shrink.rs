@@ -103,6 +103,9 @@ fn kind_of(finding: &Finding) -> String {
             };
             format!("stale {} {} {reason}", stale.param, stale.publisher)
         }
+        Finding::NotGathered { param, there, .. } => {
+            format!("not gathered {param} {}", there.as_ref().map_or("", |(param, _)| param.as_str()))
+        }
         Finding::PublishedTwice { publisher, .. } => format!("twice {publisher}"),
         Finding::ReducedEarly { bucket, param, .. } => format!("early {bucket} {param}"),
         Finding::ForbiddenInGraph { act, graph, at, .. } => format!("forbidden {act} {graph} {}", short(at)),

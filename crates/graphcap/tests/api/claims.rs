@@ -398,3 +398,43 @@ fn findings_are_told_together_by_the_wait_that_is_missing_and_counted() {
     let picture = Picture::new(&script.trace, &report.findings()[2]).to_svg();
     assert!(picture.contains("nothing orders these: no 'test.b'"), "{picture}");
 }
+
+#[test]
+fn a_use_of_what_was_not_gathered_there_last_is_told() {
+    let slot = |range| access(0, 1, Mode::Write, range);
+    let gather = |script: &mut Script, param: &'static str, epoch, range: std::ops::Range<usize>| {
+        let regions = vec![slot(range.clone())];
+        script.note(0, Some(0), Note::Gathered { param: param.into(), epoch, regions });
+        script.joint(0, 0, ("gtp", &[0]), "all_gather of 4 f32", vec![slot(range)]);
+    };
+    let used = |script: &mut Script, param: &'static str, epoch| {
+        script.note(0, Some(0), Note::Used { param: param.into(), epoch, regions: vec![slot(0..16)] });
+    };
+    let mut script = Script::default();
+    gather(&mut script, "w0", 1, 0..16);
+    gather(&mut script, "w1", 1, 16..32);
+    used(&mut script, "w0", 1);
+    assert!(report(&script).is_clean());
+    // An old value, another weight, and one that shares a few bytes.
+    let mut old = script.clone();
+    used(&mut old, "w0", 2);
+    let mut other = script.clone();
+    gather(&mut other, "w2", 1, 12..20);
+    used(&mut other, "w0", 1);
+    for (script, there) in [(old, ("w0", 1)), (other, ("w2", 1))] {
+        let report = report(&script);
+        let Finding::NotGathered { param, there: Some(found), .. } = only(&report) else { panic!("{report}") };
+        assert_eq!((param.as_str(), found.0.as_str(), found.1), ("w0", there.0, there.1));
+    }
+    let mut nothing = Script::default();
+    used(&mut nothing, "w0", 1);
+    assert!(matches!(only(&report(&nothing)), Finding::NotGathered { there: None, .. }));
+    // Said, and not done.
+    let mut said = script;
+    let regions = vec![slot(0..16)];
+    said.note(0, Some(0), Note::Gathered { param: "w0".into(), epoch: 2, regions });
+    used(&mut said, "w0", 2);
+    let report = report(&said);
+    let Finding::Stale(stale) = only(&report) else { panic!("{report}") };
+    assert!(matches!(stale.reason, StaleReason::NotThere { epoch: 2, .. }));
+}

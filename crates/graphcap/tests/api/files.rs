@@ -30,6 +30,8 @@ fn notes(rank: u32, text: &str) -> Vec<TraceEvent> {
         Note::Landed { param: label(), regions: regions() },
         Note::Reduced { bucket: label(), group: label(), regions: vec![] },
         Note::Scope { graph: 9, scope: label() },
+        Note::Gathered { param: label(), epoch: 7, regions: regions() },
+        Note::Used { param: label(), epoch: 7, regions: regions() },
     ];
     let at = |i: usize| i.is_multiple_of(2).then_some((i as u32, i as u64));
     let told = notes.into_iter().enumerate().map(|(i, note)| TraceEvent::Note { rank, at: at(i), note });

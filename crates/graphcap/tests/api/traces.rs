@@ -8,7 +8,7 @@ use device::{
 };
 
 /// Numbers what ranks submit.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Script {
     pub(crate) trace: Trace,
     next: BTreeMap<(u32, u32), u64>,

@@ -8,7 +8,8 @@ use pgroups::{Pass, Turn};
 
 use crate::api::{
     rig::{Caught, machines, options},
-    stand::{Act, Found, Model, Stand, check_all, forward, there_and_back},
+    script::{Act, forward, there_and_back},
+    stand::{Found, Model, Stand, check_all},
 };
 
 /// Five weights of different sizes over three ranks, two uses ahead.

@@ -2,13 +2,15 @@
 
 use std::num::NonZeroUsize;
 
+use device::Stream;
 use graphcap::{GateMode, Graph, GraphConfig, GraphError, GraphSet, Scope};
-use gtp::{GtpError, PassKind};
+use gtp::{Drain, GtpError, PassKind};
 use pgroups::{Pass, Turn, Weights};
 
 use crate::api::{
     rig::{Caught, machines},
-    stand::{Act, Model, Stand, check_all, forward, there_and_back},
+    script::{Act, forward, there_and_back},
+    stand::{Model, Stand, check_all},
 };
 
 pub(crate) const MODES: [GateMode; 2] = [GateMode::BeforeReplay, GateMode::InGraph];
@@ -58,12 +60,17 @@ enum How {
     Replayed,
 }
 
-/// Runs the parts of a pass, each in its way, the next parts of it in the other way every `period`.
-fn run(stand: &mut Stand, graphs: &[Graph], parts: &[Vec<Act>], how: impl Fn(usize) -> How) -> Result<(), Caught> {
+/// Runs the parts of a pass, each in its way; graphs on two streams in turn.
+fn run(
+    stand: &mut Stand,
+    (graphs, streams): (&[Graph], &[Stream; 2]),
+    parts: &[Vec<Act>],
+    how: impl Fn(usize) -> How,
+) -> Result<(), Caught> {
     let Stand { gtp, script, .. } = stand;
     for (i, acts) in parts.iter().enumerate() {
         if how(i) == How::Replayed {
-            graphs[i].replay(&script.streams[0], &[])?;
+            graphs[i].replay(&streams[i % 2], &[])?;
             continue;
         }
         let turn = Turn::eager(Pass::Forward);
@@ -76,8 +83,9 @@ fn run(stand: &mut Stand, graphs: &[Graph], parts: &[Vec<Act>], how: impl Fn(usi
 
 #[test]
 fn submitted_and_replayed_parts_of_a_pass_mix_in_every_way() {
-    for look_ahead in 0..4 {
-        let model = Model::new(2, &[(4, 4), (6, 4), (4, 4), (4, 4)]).look_ahead(look_ahead);
+    for (look_ahead, drain) in [(0, Drain::Whole), (1, Drain::TwoStage), (2, Drain::TwoStage), (3, Drain::Whole)] {
+        let mut model = Model::new(2, &[(4, 4), (6, 4), (4, 4), (4, 4)]).look_ahead(look_ahead);
+        model.config.drain = drain;
         let parts = layers(&[0, 1, 2, 3]);
         let want = model.whole(&vec![parts.concat(); 18]);
         for machine in machines() {
@@ -86,19 +94,20 @@ fn submitted_and_replayed_parts_of_a_pass_mix_in_every_way() {
                     (0..2).try_for_each(|_| stand.pass(&parts.concat()))?;
                     let mut set = set(stand, Scope::Layer, gates, 1)?;
                     let graphs = capture(stand, &mut set, PassKind::TRAIN, &parts)?;
+                    let streams = [stand.script.streams[0].clone(), stand.rank.device.stream("second")?];
                     for mix in 0..16usize {
                         // Runs of one way, of lengths that differ.
-                        let how = |i: usize| match (mix * 37 + 11 >> (i % 8)) & 1 {
+                        let how = |i: usize| match ((mix * 37 + 11) >> (i % 8)) & 1 {
                             0 => How::Eager,
                             _ => How::Replayed,
                         };
-                        run(stand, &graphs, &parts, how)?;
+                        run(stand, (&graphs, &streams), &parts, how)?;
                     }
                     let counters = stand.gtp.counters();
                     assert_eq!((counters.repaired, counters.deviations, counters.plans), (0, 0, 1));
                     stand.found()
                 });
-                check_all(&got, &want, &format!("{gates}, {look_ahead} ahead, on {}", machine.driver()));
+                check_all(&got, &want, &format!("{gates}, {drain:?}, {look_ahead} ahead, on {}", machine.driver()));
             }
         }
     }
@@ -160,7 +169,7 @@ fn a_capture_that_leaves_its_plan_is_refused_by_name_and_all_goes_on() {
                 let before = stand.gtp.counters();
                 (0..2).try_for_each(|_| stand.pass(&acts))?;
                 assert_eq!(stand.gtp.counters().on_demand, before.on_demand);
-                let graphs = capture(stand, &mut set, PassKind::TRAIN, &[acts.clone()])?;
+                let graphs = capture(stand, &mut set, PassKind::TRAIN, std::slice::from_ref(&acts))?;
                 graphs[0].replay(&stand.script.streams[0], &[])?;
                 stand.pass(&acts)?;
                 stand.found()
@@ -198,7 +207,7 @@ fn a_capture_that_fails_between_two_calls_leaves_nothing_open() {
             });
             assert!(matches!(failed, Err(GraphError::Body { .. })));
             stand.pass(&acts)?;
-            let graphs = capture(stand, &mut set, PassKind::TRAIN, &[acts.clone()])?;
+            let graphs = capture(stand, &mut set, PassKind::TRAIN, std::slice::from_ref(&acts))?;
             graphs[0].replay(&stand.script.streams[0], &[])?;
             stand.pass(&acts)?;
             let counters = stand.gtp.counters();
@@ -217,11 +226,11 @@ fn a_kind_of_pass_that_nobody_has_planned_is_not_captured() {
     for machine in machines() {
         let got = model.run(&machine, |stand| {
             let mut set = set(stand, Scope::Microbatch, GateMode::InGraph, 1)?;
-            let refused = capture(stand, &mut set, PassKind::EVAL, &[acts.clone()]).map(drop).unwrap_err();
+            let refused = capture(stand, &mut set, PassKind::EVAL, std::slice::from_ref(&acts)).map(drop).unwrap_err();
             assert!(told(&refused).contains("pass 'eval' cannot be captured before it is planned"), "{refused:?}");
             stand.pass_of(PassKind::EVAL, &acts)?;
             stand.gtp.plan()?;
-            let graphs = capture(stand, &mut set, PassKind::EVAL, &[acts.clone()])?;
+            let graphs = capture(stand, &mut set, PassKind::EVAL, std::slice::from_ref(&acts))?;
             graphs[0].replay(&stand.script.streams[0], &[])?;
             stand.found()
         });
@@ -231,21 +240,27 @@ fn a_kind_of_pass_that_nobody_has_planned_is_not_captured() {
 
 #[test]
 fn graphs_of_two_kinds_and_submitted_passes_take_turns_on_two_streams() {
-    let model = Model::new(2, &[(4, 4), (6, 4), (4, 4)]);
+    let mut model = Model::new(2, &[(4, 4), (6, 4), (4, 4)]);
     let (train, eval) = (there_and_back(&[0, 1, 2]), forward(&[2, 0, 1]));
     // Logs of both streams: graphs write the first one's, whichever stream they are launched on.
     let passes = [&train, &eval, &train, &eval, &train, &train, &eval, &train, &eval, &eval, &train];
     let want = model.whole(&passes.map(Clone::clone));
     for machine in machines() {
-        for (gates, lanes) in [(GateMode::BeforeReplay, 1), (GateMode::InGraph, 2)] {
+        for (gates, lanes, drain) in [
+            (GateMode::BeforeReplay, 1, Drain::Whole),
+            (GateMode::InGraph, 2, Drain::Whole),
+            (GateMode::BeforeReplay, 2, Drain::TwoStage),
+            (GateMode::InGraph, 1, Drain::TwoStage),
+        ] {
+            model.config.drain = drain;
             let got = model.run(&machine, |stand| {
                 stand.pass(&train)?;
                 stand.pass_of(PassKind::EVAL, &eval)?;
                 stand.gtp.plan()?;
                 let mut set = set(stand, Scope::Microbatch, gates, lanes)?;
                 let graphs = [
-                    capture(stand, &mut set, PassKind::TRAIN, &[train.clone()])?.remove(0),
-                    capture(stand, &mut set, PassKind::EVAL, &[eval.clone()])?.remove(0),
+                    capture(stand, &mut set, PassKind::TRAIN, std::slice::from_ref(&train))?.remove(0),
+                    capture(stand, &mut set, PassKind::EVAL, std::slice::from_ref(&eval))?.remove(0),
                 ];
                 // Two passes in flight: launched on streams in turn.
                 let launch = [stand.rank.device.stream("lane a")?, stand.rank.device.stream("lane b")?];
@@ -260,7 +275,7 @@ fn graphs_of_two_kinds_and_submitted_passes_take_turns_on_two_streams() {
                 assert_eq!(stand.gtp.counters().repaired, 0);
                 stand.found()
             });
-            check_all(&got, &want, &format!("{gates} on {}", machine.driver()));
+            check_all(&got, &want, &format!("{gates}, {drain:?} on {}", machine.driver()));
         }
     }
 }

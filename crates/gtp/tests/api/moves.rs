@@ -7,7 +7,8 @@ use pgroups::{Pass, Turn, Weights};
 use crate::api::{
     mixed::told,
     rig::{machines, options},
-    stand::{Act, Model, check_all, there_and_back},
+    script::{Act, there_and_back},
+    stand::{Model, check_all},
 };
 
 fn model() -> Model {
@@ -87,6 +88,34 @@ fn an_error_of_a_pass_names_the_weight_and_the_crate() {
         assert!(text.contains("gtp") && text.contains("w1"), "{text}");
         Ok(())
     });
+}
+
+#[test]
+fn a_pass_that_leaves_its_plan_is_behind_every_stream_of_the_one_before() {
+    let branched = [
+        vec![
+            Act::Take(0),
+            Act::Take(0),
+            Act::Back(0),
+            Act::On(1),
+            Act::Take(1),
+            Act::Take(0),
+            Act::Back(0),
+            Act::Back(1),
+        ],
+        vec![Act::On(0), Act::Back(0)],
+    ];
+    let (branched, other) = (branched.concat(), vec![Act::Take(0), Act::Take(1), Act::Back(1), Act::Back(0)]);
+    let model = Model::new(2, &[(4, 4); 2]);
+    let passes = [&branched, &branched, &branched, &other, &branched, &branched, &branched].map(Clone::clone);
+    let want = model.whole(&passes);
+    for machine in machines() {
+        let got = model.run(&machine, |stand| {
+            passes.iter().try_for_each(|acts| stand.pass(acts))?;
+            stand.found()
+        });
+        check_all(&got, &want, machine.driver());
+    }
 }
 
 #[test]

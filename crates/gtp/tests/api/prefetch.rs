@@ -5,7 +5,8 @@ use gtp::{GatherIndex, GtpPlan, PassKind, Slot, UseIndex};
 
 use crate::api::{
     rig::{Caught, machines, options},
-    stand::{Act, Model, check_all, forward, there_and_back},
+    script::{Act, forward, there_and_back},
+    stand::{Model, check_all},
 };
 
 fn sim() -> Machine {
@@ -71,7 +72,7 @@ fn bytes_and_uses_bound_how_far_a_rank_gathers_ahead() {
 }
 
 /// What overlaps in time lies apart: every use finds what was gathered for it, whoever comes between.
-fn keep_apart(plan: &gtp::PassPlan) {
+pub(crate) fn keep_apart(plan: &gtp::PassPlan) {
     let steps = |gather: usize| {
         let planned = &plan.gathers()[gather];
         let of = |taken: &UseIndex| plan.schedule().uses()[taken.0];
@@ -96,7 +97,8 @@ fn neighbours_of_equal_size_never_share_a_slot() {
         let want = model.whole(&vec![acts.clone(); 3]);
         let got = model.run(&sim(), |stand| {
             (0..3).try_for_each(|_| stand.pass(&acts))?;
-            keep_apart(&*stand.plan()?);
+            let plan = stand.plan()?;
+            keep_apart(&plan);
             stand.found()
         });
         check_all(&got, &want, "sim");
@@ -119,7 +121,8 @@ fn uses_inside_uses_keep_their_slots_until_the_outer_one_ends() {
         for machine in machines() {
             let got = model.run(&machine, |stand| {
                 (0..3).try_for_each(|_| stand.pass(&acts))?;
-                keep_apart(&*stand.plan()?);
+                let plan = stand.plan()?;
+                keep_apart(&plan);
                 stand.found()
             });
             check_all(&got, &want, machine.driver());
@@ -146,10 +149,10 @@ fn addresses_never_change_over_passes_and_nothing_is_allocated_any_more() {
         let (memory, trace) = model.traced(&machine, None, |stand| {
             let memory = |stand: &crate::api::stand::Stand| -> Result<_, Caught> { Ok(stand.rank.device.memory()) };
             (0..2).try_for_each(|_| stand.pass(&acts))?;
-            let before = memory(&stand)?;
+            let before = memory(stand)?;
             for _ in 0..3 {
                 stand.pass(&acts)?;
-                assert_eq!(memory(&stand)?, before, "a step allocates nothing");
+                assert_eq!(memory(stand)?, before, "a step allocates nothing");
             }
             Ok(stand.gtp.plan()?)
         });

@@ -1,48 +1,22 @@
-//! Sharded weights of any layout under passes that are made of single calls, and what whole weights would give.
+//! Sharded weights of any layout, and what whole weights would give.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
-use device::{Access, DType, Machine, MemoryKind, Op, Stream, Trace, View, ops::Accumulate};
+use device::{DType, Machine, MemoryKind, Stream, Trace, View};
 use graphcap::verify::{Report, VerifyOptions, verify};
 use gtp::{Gtp, GtpConfig, GtpPlan, PassKind, ShardAxis};
 use pgroups::{
-    Axis, GlobalRank, GradOut, Init, Key, Layout, LayoutConfig, Needs, Param, ParamClass, ParamSet, ParamSpec,
-    ParamTypes, Pass, Placement, ProcessGroups, Rank, Seed, Turn, Weights, Whole, local,
+    Axis, GlobalRank, Init, Key, Layout, LayoutConfig, Needs, ParamClass, ParamSet, ParamSpec, ParamTypes, Pass,
+    Placement, ProcessGroups, Rank, Seed, Turn, Whole, local,
 };
 
-use crate::api::rig::{Caught, options};
+use crate::api::{
+    rig::{Caught, options},
+    script::{Act, Script},
+};
 
 /// Uses that a log has room for.
-const LOG: usize = 512;
-
-/// One call of a pass, with the operation that comes of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Act {
-    /// Takes a weight, and reads it.
-    Take(usize),
-    /// Reads it once more, and gives it back.
-    Back(usize),
-    /// Asks for the gradient of a weight, and writes it: something that depends on the last read.
-    Grad(usize),
-    /// Adds to the gradient, and says that it is done.
-    Done(usize),
-    /// What follows belongs to this part of the pass.
-    Enter(Pass),
-    /// What follows is submitted to this stream.
-    On(usize),
-}
-
-/// Forward through the weights of `order`, then back: use and gradient.
-pub(crate) fn there_and_back(order: &[usize]) -> Vec<Act> {
-    let mut acts = forward(order);
-    acts.push(Act::Enter(Pass::Backward));
-    acts.extend(order.iter().rev().flat_map(|&w| [Act::Take(w), Act::Back(w), Act::Grad(w), Act::Done(w)]));
-    acts
-}
-
-pub(crate) fn forward(order: &[usize]) -> Vec<Act> {
-    order.iter().flat_map(|&w| [Act::Take(w), Act::Back(w)]).collect()
-}
+const LOG: usize = 2048;
 
 /// Weights, how they are cut and over whom.
 #[derive(Clone, Debug)]
@@ -113,7 +87,7 @@ impl Model {
         // What a test submits next to any stream is behind all of this.
         rank.device.synchronize()?;
         let script = Script { params: params.params().to_vec(), streams, logs, peer: rank.global.0 };
-        Ok(Stand { rank: rank.clone(), groups, params, gtp, script })
+        Ok(Stand { rank: rank.clone(), groups: Arc::new(groups), params, gtp, script })
     }
 
     /// Runs `body` on every rank; the verifier has nothing to object to.
@@ -124,8 +98,9 @@ impl Model {
     ) -> Vec<T> {
         let (results, trace) = self.traced(machine, None, body);
         let report = verify(&trace, &VerifyOptions::default());
+        let results = results.unwrap_or_else(|error| panic!("on {}: {error:?}; {report}", machine.driver()));
         assert!(report.is_clean(), "on {}: {report}", machine.driver());
-        results.unwrap_or_else(|error| panic!("on {}: {error:?}", machine.driver()))
+        results
     }
 
     pub(crate) fn traced<T: Send>(
@@ -172,6 +147,8 @@ impl Model {
             let machine = Machine::cpu_with(1, options()).unwrap();
             let body = |stand: &mut Stand| {
                 stand.script.peer = peer;
+                // One stream: gradients go straight to where others add too.
+                stand.script.streams[1] = stand.script.streams[0].clone();
                 passes
                     .iter()
                     .try_for_each(|acts| stand.script.play(&mut Whole::new(Turn::eager(Pass::Forward)), acts))?;
@@ -220,7 +197,8 @@ impl Found {
     pub(crate) fn check(&self, want: &Found, what: &str) {
         assert_eq!(self.logs, want.logs, "{what}");
         for (i, (got, want)) in self.grads.iter().zip(&want.grads).enumerate() {
-            let largest = want.iter().fold(0f32, |m, x| m.max(x.abs()));
+            // Terms are of the order of ten and may cancel; one that is missing is far larger than this.
+            let largest = want.iter().fold(10f32, |m, x| m.max(x.abs()));
             let close = got.iter().zip(want).all(|(a, b)| (a - b).abs() <= 2e-6 * largest);
             assert!(got.len() == want.len() && close, "{what}: gradient of w{i}: {got:?}, wanted {want:?}");
         }
@@ -235,20 +213,10 @@ pub(crate) fn check_all(got: &[Found], want: &[Found], what: &str) {
 /// One rank of a test.
 pub(crate) struct Stand {
     pub(crate) rank: Rank,
-    pub(crate) groups: ProcessGroups,
+    pub(crate) groups: Arc<ProcessGroups>,
     pub(crate) params: ParamSet,
     pub(crate) gtp: Gtp,
     pub(crate) script: Script,
-}
-
-/// All that acts need.
-#[derive(Clone)]
-pub(crate) struct Script {
-    pub(crate) params: Vec<Param>,
-    pub(crate) streams: [Stream; 2],
-    pub(crate) logs: [View; 2],
-    /// Whose samples it has.
-    pub(crate) peer: u32,
 }
 
 impl Stand {
@@ -274,93 +242,5 @@ impl Stand {
 
     pub(crate) fn plan(&mut self) -> Result<Arc<gtp::PassPlan>, Caught> {
         Ok(self.gtp.plan()?.pass(PassKind::TRAIN).expect("a training pass has run").clone())
-    }
-}
-
-impl Script {
-    pub(crate) fn play(&self, weights: &mut dyn Weights, acts: &[Act]) -> Result<(), Caught> {
-        let mut on = 0;
-        let mut values: BTreeMap<usize, Vec<View>> = BTreeMap::new();
-        let mut grads: BTreeMap<usize, GradOut> = BTreeMap::new();
-        for act in acts {
-            let stream = &self.streams[on];
-            match *act {
-                Act::On(next) => on = next,
-                Act::Enter(pass) => drop(weights.enter(pass)),
-                Act::Take(w) => {
-                    let value = weights.take(&self.params[w], stream)?;
-                    self.read(on, &value)?;
-                    values.entry(w).or_default().push(value);
-                }
-                Act::Back(w) => {
-                    let value = values.get_mut(&w).and_then(Vec::pop).expect("taken");
-                    self.read(on, &value)?;
-                    weights.give_back(&self.params[w], stream)?;
-                }
-                Act::Grad(w) => {
-                    let grad = weights.grad(&self.params[w], stream)?;
-                    self.write(on, w, &grad)?;
-                    grads.insert(w, grad);
-                }
-                Act::Done(w) => {
-                    self.add_more(on, w, &grads.remove(&w).expect("asked for"))?;
-                    weights.grad_done(&self.params[w], stream)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// All that [`Act::Grad`] and [`Act::Done`] do with a gradient that has been asked for.
-    pub(crate) fn finish_grad(&self, weights: &mut dyn Weights, weight: usize, grad: &GradOut) -> Result<(), Caught> {
-        self.write(0, weight, grad)?;
-        self.add_more(0, weight, grad)?;
-        Ok(weights.grad_done(&self.params[weight], &self.streams[0])?)
-    }
-
-    /// The gradient is written up to the end.
-    fn add_more(&self, on: usize, weight: usize, grad: &GradOut) -> Result<(), Caught> {
-        let (view, _) = grad.target();
-        let more = Op::host("wgrad more", format!("w{weight}"), vec![Access::update(view)], |args| {
-            args.write::<f32>(0)?.iter_mut().for_each(|g| *g += 0.25);
-            Ok(())
-        });
-        Ok(self.streams[on].launch(more)?)
-    }
-
-    /// Logs a sum of the elements, each times a number of its own.
-    fn read(&self, on: usize, value: &View) -> Result<(), Caught> {
-        let accesses = vec![Access::read(value), Access::update(&self.logs[on])];
-        let op = Op::host("use", value.label().to_owned(), accesses, |args| {
-            let weighed = |(i, x): (usize, &f32)| x * (1 + i % 13) as f32;
-            let sum: f32 = args.read::<f32>(0)?.iter().enumerate().map(weighed).sum();
-            let log = args.write::<f32>(1)?;
-            log[0] += 1.0;
-            let at = log[0] as usize;
-            log[at] = sum;
-            Ok(())
-        });
-        Ok(self.streams[on].launch(op)?)
-    }
-
-    /// A gradient of this rank's samples that depends on the last value read.
-    fn write(&self, on: usize, weight: usize, grad: &GradOut) -> Result<(), Caught> {
-        let (view, into) = grad.target();
-        let mut accesses = vec![Access::update(view), Access::read(&self.logs[on])];
-        if let Accumulate::Keep(flag) = into {
-            accesses.push(Access::read(flag));
-        }
-        let (overwrite, peer) = (matches!(into, Accumulate::Overwrite), self.peer as usize);
-        let op = Op::host("wgrad", format!("w{weight}"), accesses, move |args| {
-            let kept = if args.len() > 2 { args.read::<f32>(2)?[0] } else { 1.0 };
-            let kept = if overwrite { 0.0 } else { kept };
-            let log = args.read::<f32>(1)?;
-            let last = log[log[0] as usize];
-            let value = |e: usize| ((e * 3 + peer * 5 + weight * 2) % 17) as f32 / 16.0 + 0.125 * last;
-            let keep = |old: f32| if kept == 0.0 { 0.0 } else { kept * old };
-            args.write::<f32>(0)?.iter_mut().enumerate().for_each(|(e, g)| *g = keep(*g) + value(e));
-            Ok(())
-        });
-        Ok(self.streams[on].launch(op)?)
     }
 }

@@ -279,6 +279,8 @@ impl Decoder {
             8 => Note::Landed { param: self.label(w)?, regions: self.accesses(w)? },
             9 => Note::Reduced { bucket: self.label(w)?, group: self.label(w)?, regions: self.accesses(w)? },
             10 => Note::Scope { graph: w.number("a number")?, scope: self.label(w)? },
+            11 => Note::Gathered { param: self.label(w)?, epoch: w.number("an epoch")?, regions: self.accesses(w)? },
+            12 => Note::Used { param: self.label(w)?, epoch: w.number("an epoch")?, regions: self.accesses(w)? },
             kind => return Err(unknown(w, "a kind of note", kind)),
         })
     }

@@ -305,6 +305,12 @@ impl<W: Write> Encoder<'_, W> {
                 self.label(group)?;
                 self.accesses(regions)
             }
+            Note::Gathered { param, epoch, regions } | Note::Used { param, epoch, regions } => {
+                self.line.put(if matches!(note, Note::Gathered { .. }) { 11 } else { 12 });
+                self.label(param)?;
+                self.line.put(*epoch);
+                self.accesses(regions)
+            }
             Note::Scope { graph, scope } => {
                 self.put(&[10, *graph]);
                 self.label(scope)
