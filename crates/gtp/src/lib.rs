@@ -19,6 +19,7 @@ mod run; //       a pass under way
 mod gather; //    weights come and go
 mod reduce; //    gradients become sums of shards
 mod hand_over; // what graphs find and leave
+mod report; //    what each gather hides behind
 mod error;
 pub mod why; //  every synchronisation, by name
 
@@ -29,11 +30,17 @@ pub use self::{
     gtp::Gtp,
     pass::Sharded,
     plan::{GtpPlan, PassPlan, PlannedGather, PlannedGrad, Slot, WeightPlan},
+    report::{GatherReport, HiddenGather},
     schedule::{GatherIndex, Grad, GradIndex, PassKind, Schedule, Step, Use, UseIndex, WeightIndex},
     slots::{Lifetime, SlotPlan},
 };
 
-/// The README's snippets compile and run.
+/// The page's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/gtp.md")]
+struct Page;
+
+/// So do the README's.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -8,7 +8,9 @@ mod api {
     mod layers_rig; // their parts, cut and put together
     mod mixed; //  submitted and replayed parts of passes
     mod moves; //  moves that a weight cannot make, and branches
+    mod pictures; // the schedules of the page
     mod prefetch; // what is gathered when, and where to
+    mod report; // what gathers hide behind
     mod rig; //    a chain of products on several ranks
     mod stand; //  weights of any layout, passes of single calls
 }
