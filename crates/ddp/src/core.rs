@@ -153,6 +153,19 @@ pub enum Cause {
     Forced,
 }
 
+impl Cause {
+    /// In traces.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Cause::Read => "read",
+            Cause::Chain => "chain",
+            Cause::Optimizer => "optimizer",
+            Cause::Forced => "forced",
+        }
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Counts {
     pub(crate) reductions: AtomicU64,

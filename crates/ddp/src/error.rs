@@ -184,6 +184,35 @@ pub enum DdpError {
         /// The epoch.
         epoch: u64,
     },
+    /// Values that were read and that nobody has published, as a trace tells.
+    #[error(
+        "{group}, rank {rank}: write {epoch} was read {reads} times and never published: read through a turn, or publish \
+         before"
+    )]
+    NeverPublished {
+        /// The bucket group.
+        group: String,
+        /// The rank.
+        rank: u32,
+        /// The write.
+        epoch: u64,
+        /// Its reads.
+        reads: u64,
+    },
+    /// Values that were published more than once, as a trace tells.
+    #[error("{group}, rank {rank}: write {epoch} was published {times} times ({by}): one of them is too many")]
+    PublishedAgain {
+        /// The bucket group.
+        group: String,
+        /// The rank.
+        rank: u32,
+        /// The write.
+        epoch: u64,
+        /// How often.
+        times: usize,
+        /// By whom.
+        by: String,
+    },
     /// A bucket group that the plan does not have.
     #[error("bucket group {group}: the plan has {groups}")]
     NoBucketGroup {

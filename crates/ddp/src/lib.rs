@@ -20,6 +20,7 @@ mod publication; // written values become readable
 mod offload; //     buffers leave the device and come back
 mod account; //     what captured steps leave on the host
 mod agree; //       ranks compare their parameters
+mod ledger; //      publications of a traced run
 pub mod why;
 mod optimizer; //   AdamW on shards, one decision for all ranks
 mod error;
@@ -32,6 +33,7 @@ pub use self::core::Record;
 pub use self::core::{Cause, Publication};
 pub use self::ddp::{BucketMemory, Counters, Ddp, Loaded, NoSync, OwnSchedule};
 pub use self::error::{DdpError, Unready};
+pub use self::ledger::{Issuance, Ledger, LedgerEntry, Waiting};
 pub use self::offload::{Buffers, Offloaded};
 pub use self::optimizer::{
     AdamConfig, CountZeros, GradCheck, LossScale, LossScaleConfig, NormKind, Optimizer, OptimizerConfig, ParamGroup,

@@ -60,10 +60,11 @@ impl BucketGroup {
     }
 
     /// The publication of a write that begins.
-    fn issued(&self, epoch: u64, group: &str) -> Note {
+    fn issued(&self, epoch: u64, group: &str, by: &'static str) -> Note {
         let regions = self.buckets.iter().map(|bucket| TraceAccess::from(&Access::write(&bucket.values)));
         let publisher = self.gates.published.label();
-        Note::Issued { publisher, epoch, group: group.to_owned().into(), regions: regions.collect() }
+        let group = group.to_owned().into();
+        Note::Issued { publisher, epoch, group, by: by.into(), regions: regions.collect() }
     }
 }
 
@@ -110,7 +111,8 @@ impl Core {
             return Err(DdpError::PublishInCapture { group: this.name.clone(), epoch: epochs.written });
         }
         let peers = self.peers(this.class);
-        stream.note(|| this.issued(epochs.written, if peers.sharded { peers.gather.name() } else { "" }));
+        let over = if peers.sharded { peers.gather.name() } else { "" };
+        stream.note(|| this.issued(epochs.written, over, cause.name()));
         if peers.sharded {
             let batch = peers.gather.batch();
             let batch = this.buckets.iter().fold(batch, |batch, b| batch.all_gather(&b.own_values, &b.values));
@@ -184,7 +186,8 @@ impl Core {
     pub(crate) fn note_issued(&self, group: usize, epoch: u64, stream: &Stream) {
         let this = &self.groups[group];
         let peers = self.peers(this.class);
-        stream.note(|| this.issued(epoch, if peers.sharded { peers.gather.name() } else { "" }));
+        let over = if peers.sharded { peers.gather.name() } else { "" };
+        stream.note(|| this.issued(epoch, over, "graph"));
     }
 
     /// Values were written whole, on every rank: there is nothing to gather.
@@ -193,7 +196,7 @@ impl Core {
         self.record(Record::Written, stream, &this.written)?;
         this.gates.write();
         stream.note(|| this.wrote(this.gates.epochs().written, |bucket| &bucket.values));
-        stream.note(|| this.issued(this.gates.epochs().written, ""));
+        stream.note(|| this.issued(this.gates.epochs().written, "", "load"));
         if let Some(post) = &self.config.post_gather {
             this.buckets.iter().try_for_each(|bucket| post(stream, &bucket.values))?;
         }

@@ -8,6 +8,8 @@ mod adam;
 mod completion;
 #[path = "api/decision.rs"]
 mod decision;
+#[path = "api/ledger.rs"]
+mod ledger;
 #[path = "api/mutation.rs"]
 mod mutation;
 #[path = "api/offload.rs"]

@@ -3,6 +3,7 @@
 mod graph; // launched graphs, opened up
 mod note; // what the crates above say about the host's program
 mod tracer; // collects events while tracing is on
+mod waits; // how long streams stood still
 
 use std::{
     collections::HashSet,
@@ -14,6 +15,7 @@ pub(crate) use self::tracer::Tracer;
 pub use self::{
     graph::{BoundGate, LaunchGroup, NodeWait, TraceGraph, TraceNode, TraceNodeKind},
     note::Note,
+    waits::{Tick, WaitSpan},
 };
 use crate::{Access, Label, MemoryKind, Mode, Region};
 

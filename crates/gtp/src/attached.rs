@@ -7,6 +7,7 @@ use device::{Device, Event, MemoryKind, View};
 use crate::{
     GtpError,
     plan::{ArenaSize, GtpPlan, PassPlan, Role, Slot},
+    schedule::PassKind,
     weight::Weight,
 };
 
@@ -46,7 +47,7 @@ impl Attached {
     ) -> Result<Attached, GtpError> {
         let (kind, schedule) = (plan.kind(), plan.schedule());
         let event = |what: &str, at: usize, weight: usize| {
-            device.event(&format!("gtp.{what}.{kind}.{at}.{}", weights[weight].param.name()))
+            device.event(&event_name(what, kind, at, weights[weight].param.name()))
         };
         let gather = |(i, gather): (usize, &crate::PlannedGather)| -> Result<GatherSlot, GtpError> {
             let weight = schedule.uses()[gather.uses[0].0].weight.0;
@@ -79,6 +80,11 @@ impl Attached {
     }
 }
 
+/// Name of an event of the gather, or of the gradient, at place `at` of a plan.
+pub(crate) fn event_name(what: &str, kind: PassKind, at: usize, weight: &str) -> String {
+    format!("gtp.{what}.{kind}.{at}.{weight}")
+}
+
 /// Memory of all slots: an arena for each role and element type, shared by all kinds of pass.
 #[derive(Default)]
 pub(crate) struct Arenas(Vec<(ArenaSize, View)>);
@@ -102,6 +108,11 @@ impl Arenas {
             }
         }
         Ok(())
+    }
+
+    /// The arenas.
+    pub(crate) fn views(&self) -> impl Iterator<Item = &View> {
+        self.0.iter().map(|(_, view)| view)
     }
 
     fn slot(&self, role: Role, slot: &Slot) -> Result<View, GtpError> {

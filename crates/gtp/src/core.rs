@@ -54,7 +54,7 @@ pub(crate) struct Core {
 pub(crate) struct State {
     pub(crate) plan: GtpPlan,
     attached: BTreeMap<PassKind, Arc<Attached>>,
-    arenas: Arenas,
+    pub(crate) arenas: Arenas,
     /// By weight: memory of uses that nothing planned.
     pub(crate) spare: BTreeMap<WeightIndex, Spare>,
     pub(crate) run: Option<Run>,

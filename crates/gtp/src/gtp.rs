@@ -132,6 +132,12 @@ impl Gtp {
         self.core.weights.is_empty()
     }
 
+    /// The arenas in which all slots lie: gathered weights and weight gradients, one for each element type.
+    #[must_use]
+    pub fn memory(&self) -> Vec<device::View> {
+        self.core.lock().arenas.views().cloned().collect()
+    }
+
     /// What was done how often.
     #[must_use]
     pub fn counters(&self) -> Counters {

@@ -20,6 +20,7 @@ mod gather; //    weights come and go
 mod reduce; //    gradients become sums of shards
 mod hand_over; // what graphs find and leave
 mod omit; //      what mutation tests leave out
+mod report; //    what each gather hides behind
 mod error;
 pub mod why; //  every synchronisation, by name
 
@@ -31,11 +32,17 @@ pub use self::{
     omit::Record,
     pass::Sharded,
     plan::{GtpPlan, PassPlan, PlannedGather, PlannedGrad, Slot, WeightPlan},
+    report::{GatherReport, HiddenGather},
     schedule::{GatherIndex, Grad, GradIndex, PassKind, Schedule, Step, Use, UseIndex, WeightIndex},
     slots::{Lifetime, SlotPlan},
 };
 
-/// The README's snippets compile and run.
+/// The page's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/gtp.md")]
+struct Page;
+
+/// So do the README's.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,12 +1,14 @@
 //! When each use is gathered, and where gathered weights and weight gradients lie.
 
-use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
+mod table; // plans as text
+
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use device::DType;
 
 use crate::{
     config::GtpConfig,
-    schedule::{GatherIndex, GradIndex, PassKind, Schedule, UseIndex},
+    schedule::{GatherIndex, GradIndex, PassKind, Schedule, UseIndex, WeightIndex},
     slots::{Lifetime, SlotPlan},
 };
 
@@ -167,6 +169,12 @@ impl PassPlan {
         self.served[taken.0]
     }
 
+    /// The weight that a gather is of.
+    #[must_use]
+    pub fn weight_of(&self, gather: GatherIndex) -> WeightIndex {
+        self.schedule.uses()[self.gathers[gather.0].uses[0].0].weight
+    }
+
     /// Gathers that are issued when a use begins, in order.
     #[must_use]
     pub fn issues(&self, taken: UseIndex) -> &[GatherIndex] {
@@ -189,30 +197,6 @@ impl PassPlan {
     #[must_use]
     pub fn grad_bytes(&self) -> usize {
         bytes(&self.grad_numel)
-    }
-}
-
-impl PassPlan {
-    /// A line for each use.
-    fn table(&self, weights: &[WeightPlan], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, taken) in self.schedule.uses().iter().enumerate() {
-            let name = |at: UseIndex| &weights[self.schedule.uses()[at.0].weight.0].name;
-            let gather = &self.gathers[self.served[i].0];
-            let Slot { dtype, offset, numel } = gather.slot;
-            let (offset, bytes) = (offset * dtype.size_bytes(), numel * dtype.size_bytes());
-            write!(
-                f,
-                "\n  {i:>4} {:<9} {:<32} {bytes:>10} bytes at {offset:>10}, ",
-                taken.pass.name(),
-                name(UseIndex(i))
-            )?;
-            match (gather.uses[0].0, gather.issued_at.0) {
-                (first, _) if first != i => write!(f, "stays from {first}")?,
-                (_, at) if at == i => write!(f, "gathered in the open")?,
-                (_, at) => write!(f, "gathered behind {at} ({})", name(UseIndex(at)))?,
-            }
-        }
-        Ok(())
     }
 }
 
@@ -353,19 +337,6 @@ impl GtpPlan {
         slots + self.arrivals * DType::F32.size_bytes()
     }
 
-    /// A line: weights, bytes of their slots, gathers of each kind of pass and how many nothing hides.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        let mib = self.bytes() as f64 / f64::from(1 << 20);
-        let pass = |pass: &Arc<PassPlan>| {
-            let open = pass.gathers.iter().filter(|gather| gather.issued_at == gather.uses[0]).count();
-            format!("{} {} ({open} in the open)", pass.kind, pass.gathers.len())
-        };
-        let passes: Vec<String> = self.passes.values().map(pass).collect();
-        let weights = self.weights.len();
-        format!("{weights} sharded weights, slots of {mib:.2} MiB; gathers of a pass: {}", passes.join(", "))
-    }
-
     /// Elements by element type, of gathered weights and of weight gradients.
     pub(crate) fn arenas(&self) -> Vec<ArenaSize> {
         let mut sizes: Vec<ArenaSize> = Vec::new();
@@ -397,19 +368,6 @@ pub(crate) struct ArenaSize {
     pub(crate) numel: usize,
 }
 
-impl fmt::Display for GtpPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
-        write!(f, "{} sharded weights, slots of {:.2} MiB", self.weights.len(), mib(self.bytes()))?;
-        for pass in self.passes.values() {
-            let (gathers, grads) = (mib(pass.gather_bytes()), mib(pass.grad_bytes()));
-            write!(f, "\npass '{}': gathered weights {gathers:.2} MiB, weight gradients {grads:.2} MiB", pass.kind)?;
-            pass.table(&self.weights, f)?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroUsize;
@@ -418,11 +376,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        config::ShardAxis,
-        schedule::{Step, WeightIndex},
-        slots::ALIGN,
-    };
+    use crate::{config::ShardAxis, schedule::Step, slots::ALIGN};
 
     fn config(look_ahead: usize, bytes: Option<usize>) -> GtpConfig {
         let axis = ShardAxis { look_ahead, look_ahead_bytes: bytes, ..ShardAxis::new(ParamClass::Dense, Axis::GTP) };

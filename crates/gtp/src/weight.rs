@@ -86,6 +86,12 @@ impl Weight {
     }
 }
 
+/// Label of the communicators of planned gathers.
+pub(crate) const PLANNED: &str = "gtp_gather";
+
+/// Label of those of gathers that nothing planned.
+pub(crate) const ON_DEMAND: &str = "gtp_on_demand";
+
 /// Where the weights of one axis travel.
 pub(crate) struct Lane {
     pub(crate) gather: Stream,
@@ -127,8 +133,8 @@ impl Lane {
         Ok(Lane {
             gather: device.stream(&name("gather"))?,
             reduce: device.stream(&name("reduce"))?,
-            planned: second(group, "gtp_gather")?,
-            on_demand: second(group, "gtp_on_demand")?,
+            planned: second(group, PLANNED)?,
+            on_demand: second(group, ON_DEMAND)?,
             reduced: second(group, "gtp_reduce")?,
             factor: (config.scaling == GradScaling::Mean).then(|| 1.0 / size as f32),
             sum,

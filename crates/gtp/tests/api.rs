@@ -11,11 +11,13 @@ mod api {
     mod layers_rig; // their parts, cut and put together
     mod mixed; //  submitted and replayed parts of passes
     mod moves; //  moves that a weight cannot make, and branches
+    mod pictures; // the schedules of the page
     mod plain; //  one shard is none
     mod prefetch; // what is gathered when, and where to
     mod proof; //  every synchronisation is needed
     mod publish; // weights that others write and publish
     mod random; // passes of any shape
+    mod report; // what gathers hide behind
     mod rig; //    a chain of products on several ranks
     mod script; // passes made of single calls
     mod steps; //  graphs of whole steps

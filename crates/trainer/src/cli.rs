@@ -68,6 +68,9 @@ pub struct TrainArgs {
     /// Folder for metrics.jsonl, TensorBoard events and the loss curve; made if it does not exist.
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
+    /// Show at the start what `plan --verbose` shows, and at the end what traced steps took of it.
+    #[arg(short, long)]
+    pub verbose: bool,
     /// Draw some steps as a timeline for ui.perfetto.dev, a row per rank and stream.
     #[arg(long, value_name = "FILE")]
     pub timeline: Option<PathBuf>,
@@ -99,6 +102,9 @@ pub struct PlanArgs {
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// Show when each sharded weight is gathered, where to, and what its gather hides behind; who publishes when.
+    #[arg(short, long)]
+    pub verbose: bool,
     /// Draw the planned step as a timeline for ui.perfetto.dev: order and sizes, no times.
     #[arg(long, value_name = "FILE")]
     pub timeline: Option<PathBuf>,

@@ -6,9 +6,9 @@ use std::{
 };
 
 use crate::{
-    Cli, Clock, Command, Config, Doctor, DoctorArgs, GroupsArgs, PlanArgs, RunEnd, RunOptions, Signal, StopSource,
-    TrainArgs, TrainError, VerifyArgs,
-    train::{default_run_dir, dry_run, plan_run, train},
+    Cli, Clock, Command, Config, Detail, Doctor, DoctorArgs, GroupsArgs, PlanArgs, RunEnd, RunOptions, Signal,
+    StopSource, TrainArgs, TrainError, VerifyArgs,
+    train::{default_run_dir, dry_run, plan_run, planned_detail, train},
     verify::{verify_file, verify_run},
     write_timeline,
 };
@@ -43,7 +43,8 @@ fn run_train(args: &TrainArgs, stop: StopSource) -> Result<Outcome, TrainError> 
     check_launcher()?;
     let config = args.config.load()?;
     let dir = args.run_dir.clone().unwrap_or_else(|| default_run_dir(&args.config.config));
-    let options = RunOptions { dir, lines: Box::new(io::stdout()), stop, timeline: args.timeline() };
+    let detail = if args.verbose { Detail::Full } else { Detail::Brief };
+    let options = RunOptions { dir, lines: Box::new(io::stdout()), stop, timeline: args.timeline(), detail };
     let trained = train(&config, options)?;
     print(&trained.to_string())?;
     Ok(match trained.end {
@@ -63,8 +64,12 @@ fn check_launcher() -> Result<(), TrainError> {
 }
 
 fn run_plan(args: &PlanArgs) -> Result<(), TrainError> {
-    let (plan, trace, names) = dry_run(&args.config.load()?)?;
+    let config = args.config.load()?;
+    let (plan, trace, names) = dry_run(&config)?;
     print(&plan.to_string())?;
+    if args.verbose {
+        print(&planned_detail(&config, &plan)?)?;
+    }
     let Some(path) = &args.timeline else { return Ok(()) };
     write_timeline(path, &trace, Clock::Steps, &names)?;
     print(&format!("timeline: {}\n", path.display()))

@@ -29,7 +29,7 @@ pub use self::{
     report::{Doctor, Finding, Progress, ProgressConfig, RunSummary},
     timeline::{Clock, StreamNames, timeline, write_timeline},
     train::{
-        ParallelSummary, Placement, RunEnd, RunOptions, RunPlan, Signal, StopSource, TimelineConfig, Trained,
-        default_run_dir, dry_run, plan_run, product_peak, trace_steps, train,
+        Detail, ParallelSummary, Placement, RunEnd, RunOptions, RunPlan, Signal, StopSource, TimelineConfig, Trained,
+        default_run_dir, dry_run, plan_run, planned_detail, product_peak, trace_steps, train,
     },
 };

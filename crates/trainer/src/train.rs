@@ -5,6 +5,7 @@ mod arena_test;
 mod data_parallel; // buckets, the optimizer, who publishes when
 mod graphs; // steps from captured graphs
 mod sharded; // weights cut over tensor groups and shards
+mod detail; // gathers and publications, one by one
 mod eval; // the loss on text that is not trained on
 mod eval_graphs; // its passes from captured graphs
 mod loss_log; // losses on their way to the host, at most two steps behind
@@ -13,6 +14,8 @@ mod normalize; // what a token's gradient is multiplied with
 mod normalize_test;
 #[cfg(test)]
 mod parallel_test;
+#[cfg(test)]
+mod memory_test;
 mod outputs; // what a run writes at its end, made sure of before
 mod peak; // what products can do here at best
 mod phases; // where the time of a step goes
@@ -33,6 +36,7 @@ pub(crate) use self::rank::gpt_plan;
 pub(crate) use self::rank::lay_out;
 pub use self::{
     data_parallel::ParallelSummary,
+    detail::{Detail, planned_detail},
     peak::product_peak,
     plan::{RunPlan, dry_run, plan_run},
     run::{RunOptions, TimelineConfig, default_run_dir, train},

@@ -38,6 +38,8 @@ pub enum Note {
         epoch: u64,
         /// Group of its joint operations; empty if it needs none.
         group: Label,
+        /// Who has started it (`read`, `optimizer`).
+        by: Label,
         /// What readers may read behind it.
         regions: Vec<TraceAccess>,
     },
@@ -117,8 +119,8 @@ impl fmt::Display for Note {
                 write!(f, "written {publisher} epoch={epoch}")?;
                 regions
             }
-            Note::Issued { publisher, epoch, group, regions } => {
-                write!(f, "issued {publisher} epoch={epoch} over {group}")?;
+            Note::Issued { publisher, epoch, group, by, regions } => {
+                write!(f, "issued {publisher} epoch={epoch} over {group} by {by}")?;
                 regions
             }
             Note::Read { publisher, param, pass, written, issued, regions } => {

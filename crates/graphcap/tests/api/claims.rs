@@ -125,7 +125,13 @@ fn issued(script: &mut Script, epoch: u64, range: std::ops::Range<usize>) {
     script.note(
         0,
         Some(0),
-        Note::Issued { publisher: "p".into(), epoch, group: "dp".into(), regions: vec![whole.clone()] },
+        Note::Issued {
+            publisher: "p".into(),
+            epoch,
+            group: "dp".into(),
+            by: "read".into(),
+            regions: vec![whole.clone()],
+        },
     );
     script.joint(0, 0, ("dp", &[0]), "all_gather of 2 f32", vec![whole]);
 }

@@ -24,7 +24,7 @@ fn notes(rank: u32, text: &str) -> Vec<TraceEvent> {
         Note::Microbatch(2),
         Note::Pass(label()),
         Note::Written { publisher: label(), epoch: 4, regions: regions() },
-        Note::Issued { publisher: label(), epoch: 4, group: "".into(), regions: regions() },
+        Note::Issued { publisher: label(), epoch: 4, group: "".into(), by: label(), regions: regions() },
         Note::Read { publisher: label(), param: label(), pass: "p".into(), written: 4, issued: 3, regions: regions() },
         Note::Released { publisher: label() },
         Note::Landed { param: label(), regions: regions() },

@@ -18,7 +18,9 @@ const WARM_UP: usize = 2;
 /// How the ranks share the work.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup {
-    ranks: u32,
+    tp: u32,
+    gtp: u32,
+    dp: u32,
     optimizer: Optimizer,
 }
 
@@ -31,12 +33,17 @@ enum Optimizer {
 impl Setup {
     /// `ranks` replicas with an optimizer each.
     pub(crate) const fn replicas(ranks: u32) -> Setup {
-        Setup { ranks, optimizer: Optimizer::Whole }
+        Setup { tp: 1, gtp: 1, dp: ranks, optimizer: Optimizer::Whole }
     }
 
     /// `ranks` replicas that share the optimizer's state.
     pub(crate) const fn distributed(ranks: u32) -> Setup {
-        Setup { ranks, optimizer: Optimizer::Distributed }
+        Setup { optimizer: Optimizer::Distributed, ..Setup::replicas(ranks) }
+    }
+
+    /// Matrices cut over `tp` ranks, and each part over `gtp` ranks that gather it before use.
+    pub(crate) const fn sharded(tp: u32, gtp: u32) -> Setup {
+        Setup { tp, gtp, ..Setup::replicas(1) }
     }
 }
 
@@ -83,11 +90,11 @@ impl Ours {
     }
 
     fn config(&self, setup: Setup, steps: usize) -> Result<Config, Failed> {
-        let Setup { ranks, optimizer } = setup;
+        let Setup { tp, gtp, dp, optimizer } = setup;
         let distributed = optimizer == Optimizer::Distributed;
         let text = format!(
             "[model]\narch = \"gpt2\"\nlayers = 6\ndim = 384\nheads = 6\nseq_len = {SEQ}\n\
-             [layout]\ndp = {ranks}\n[train]\nsteps = {steps}\nglobal_batch = {BATCH}\n\
+             [layout]\ntp = {tp}\ngtp = {gtp}\ndp = {dp}\n[train]\nsteps = {steps}\nglobal_batch = {BATCH}\n\
              [optimizer]\nlr = 3e-4\nschedule = \"constant\"\ndistributed = {distributed}\n\
              [ddp]\nbucket_size = 2_000_000\n[data]\npath = \"text.txt\"\n\
              [log]\nprogress = \"none\"\nsample_tokens = 0\ntensorboard = false\n"

@@ -1,6 +1,6 @@
 //! The planned arena against what a run touches.
 
-use device::{Fresh, Machine, Options, View};
+use device::{Fresh, Machine, MemoryKind, Options, View};
 
 use super::{
     eval::{Evaluator, eval_windows},
@@ -109,4 +109,42 @@ fn a_pass_of_an_evaluation_needs_less_memory_than_one_of_training() {
     let plan = plan_run(&config()).expect("a plan");
     let eval = plan.eval.expect("a plan of evaluations");
     assert!(eval.bytes() < plan.train.bytes() / 2, "{eval}\n{}", plan.train);
+}
+
+#[test]
+fn the_highest_byte_that_gathers_and_gradients_touch_is_the_last_of_their_plan() {
+    // Every size is a multiple of what slots are aligned to.
+    let text = "[model]\nlayers = 2\ndim = 64\nheads = 4\nseq_len = 16\n[layout]\ntp = 2\ngtp = 2\n[gtp]\n\
+                look_ahead = 2\n[train]\nsteps = 1\nglobal_batch = 4\neval_interval = 1\n[data]\npath = \"none\"\n";
+    let config = Config::parse::<&str>(text, "test".as_ref(), "".as_ref(), &[]).expect("a valid configuration");
+    let plan = plan_run(&config).expect("a plan");
+    let (plans, corpus) = (plan.plans(), any_corpus(&config).expect("text"));
+    let arrivals = plan.gtp.weights().iter().map(|w| w.numel / w.shards).max().expect("sharded weights") * 4;
+    let options = Options { fresh: Fresh::Poisoned, ..Options::default() };
+    for machine in [Machine::cpu_with(2, options.clone()).expect("two workers"), Machine::sim_with(5, options)] {
+        let touched = pgroups::local(&machine, 4, |rank| -> Result<_, TrainError> {
+            let mut run = RankRun::build(&rank, &config, Some(&plans))?;
+            let batch = batches(&config, &corpus, rank.global.0 / 2)?.next_batch()?;
+            run.step(&batch.microbatches().collect::<Vec<_>>(), 1e-3)?;
+            let windows = eval_windows(&config, &corpus)?.expect("an evaluation");
+            let mut eval = Evaluator::open(&run, &rank, &config, windows, plan.eval.as_ref())?;
+            eval.submit(&mut run, |_| Ok(None))?;
+            run.next_logits(&vec![7; config.model.seq_len], 5)?;
+            run.meet()?;
+            let arenas = run.gtp.memory();
+            let words = arenas.iter().map(|arena| {
+                let words = run.stream.download::<f32>(arena)?.wait()?;
+                Ok::<_, TrainError>(words.into_iter().map(|word| word.to_bits() as i32).collect::<Vec<_>>())
+            });
+            let touched = words.map(|words| Ok(highest_touched(&words?))).collect::<Result<Vec<_>, TrainError>>()?;
+            let planned: Vec<usize> = arenas.iter().map(|arena| arena.numel() * 4).collect();
+            Ok((touched, planned, rank.device.memory_by_kind()[&MemoryKind::Arena]))
+        });
+        for (touched, planned, held) in touched.expect("the run") {
+            assert_eq!(touched, planned, "{}", machine.driver());
+            assert_eq!(held, plan.memory[&MemoryKind::Arena], "all arenas of a rank");
+            assert_eq!(planned.len(), 2, "gathered weights, weight gradients");
+            assert_eq!(planned.iter().sum::<usize>() + arrivals, plan.gtp.bytes());
+        }
+    }
 }

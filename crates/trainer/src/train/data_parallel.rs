@@ -163,6 +163,11 @@ pub struct ParallelSummary {
 }
 
 impl ParallelSummary {
+    #[cfg(test)]
+    pub(super) fn buckets(&self) -> usize {
+        self.buckets
+    }
+
     fn of(plan: &BucketPlan, config: &Config) -> ParallelSummary {
         let ranges = plan.buffers().iter().flat_map(|buffer| buffer.buckets()).map(|bucket| bucket.range.len());
         let sharded = plan.buffers().iter().find_map(|buffer| buffer.shards());

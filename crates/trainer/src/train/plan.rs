@@ -49,6 +49,11 @@ impl RunPlan {
         self.bytes_per_rank() * self.ranks as usize
     }
 
+    #[cfg(test)]
+    pub(super) fn buckets(&self) -> usize {
+        self.parallel.buckets()
+    }
+
     pub(super) fn plans(&self) -> Plans {
         Plans { train: self.train.clone(), sample: self.sample.clone(), eval: self.eval.clone(), gtp: self.gtp.clone() }
     }

@@ -9,9 +9,10 @@ use std::{
 };
 
 use data::Corpus;
-use device::{Machine, Options};
+use device::{Machine, Options, Tick};
 
 use super::{
+    detail::{Detail, planned_detail, traced_detail},
     eval::eval_windows,
     outputs::check_outputs,
     peak::product_peak,
@@ -39,12 +40,15 @@ pub struct RunOptions {
     pub stop: StopSource,
     /// Steps to draw as a timeline, and where to.
     pub timeline: Option<TimelineConfig>,
+    /// How much is told.
+    pub detail: Detail,
 }
 
 impl RunOptions {
-    /// Lines to nowhere, no end but the last step, no timeline.
+    /// Lines to nowhere, no end but the last step, no timeline, nothing in detail.
     pub fn new(dir: impl Into<PathBuf>) -> RunOptions {
-        RunOptions { dir: dir.into(), lines: Box::new(std::io::sink()), stop: StopSource::Never, timeline: None }
+        let lines = Box::new(std::io::sink());
+        RunOptions { dir: dir.into(), lines, stop: StopSource::Never, timeline: None, detail: Detail::Brief }
     }
 }
 
@@ -76,7 +80,7 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
     // Too little data is told before anything else is made.
     batches(config, &corpus, 0)?;
     let eval = eval_windows(config, &corpus)?;
-    let RunOptions { dir, lines, stop, timeline } = options;
+    let RunOptions { dir, lines, stop, timeline, detail } = options;
     if let Some(TimelineConfig { steps, .. }) = timeline.as_ref().filter(|t| *t.steps.start() > config.train.steps) {
         return Err(TrainError::TimelineBehindEnd { first: *steps.start(), steps: config.train.steps });
     }
@@ -89,6 +93,9 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
     let mut log = RunLog::start(config, &dir, lines, peak)?;
     log.progress.note(&format!("{} tokens from {} files", corpus.tokens(), corpus.files().len()));
     log.progress.note(plan.to_string().trim_end());
+    if detail == Detail::Full {
+        log.progress.note(planned_detail(config, &plan)?.trim_end());
+    }
     let metrics_file = log.file.path().to_owned();
     let event_file = log.events.as_ref().map(|events| events.path().to_owned());
     let traced = timeline.as_ref().map(|timeline| timeline.steps.clone());
@@ -111,7 +118,10 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
     let steps_by_rank = ended.iter().map(|rank| rank.steps).collect();
     let names = StreamNames::new(ended.iter().map(|rank| rank.streams.clone()));
     let first = ended.first_mut().expect("BUG: a layout has a rank");
-    let timeline = match (timeline, first.trace.take()) {
+    let trace = first.trace.take();
+    let detail = trace.as_ref().filter(|_| detail == Detail::Full);
+    let detail = detail.map(|trace| traced_detail(trace, &plan, Tick::of(&machine))).transpose()?;
+    let timeline = match (timeline, trace) {
         (Some(timeline), Some(trace)) => {
             write_timeline(&timeline.path, &trace, Clock::of(&machine), &names)?;
             Some(timeline.path)
@@ -131,6 +141,7 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
         metrics_file,
         event_file,
         timeline,
+        detail,
     })
 }
 

@@ -93,6 +93,8 @@ pub struct Trained {
     pub event_file: Option<PathBuf>,
     /// The timeline, if one was asked for and its steps were reached.
     pub timeline: Option<PathBuf>,
+    /// What the traced steps took of gathers and publications, if steps were traced and details asked for.
+    pub detail: Option<String>,
 }
 
 impl fmt::Display for Trained {
@@ -112,6 +114,9 @@ impl fmt::Display for Trained {
             if let Some(path) = path {
                 writeln!(f, "{what}: {}", path.display())?;
             }
+        }
+        if let Some(detail) = &self.detail {
+            writeln!(f, "{detail}")?;
         }
         match &self.sample {
             Some(text) => writeln!(f, "sample:\n{text}"),

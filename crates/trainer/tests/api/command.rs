@@ -240,22 +240,50 @@ fn a_limit_that_is_too_short_is_named_with_its_setting() {
 fn the_process_grows_by_what_was_planned() {
     // Large enough that threads and packing buffers are small beside it.
     let folder = Folder::with_config(
-        "[layout]\ndp = 2\n[train]\nsteps = 3\nglobal_batch = 16\n[device]\nthreads = 2\n\
-         [optimizer]\nlr = 1e-3\nwarmup_steps = 1\n",
+        "[train]\nsteps = 3\nglobal_batch = 16\n[device]\nthreads = 2\n[optimizer]\nlr = 1e-3\nwarmup_steps = 1\n",
     );
-    let run_dir = folder.path().join("run");
-    let set = ["model.dim=256", "model.heads=4", "model.seq_len=128", "model.layers=5"];
-    let mut args = vec!["train", "", "--run-dir", run_dir.to_str().unwrap()];
+    let (run_dir, config) = (folder.path().join("run"), folder.config());
+    let model = ["model.dim=256", "model.heads=4", "model.seq_len=128", "model.layers=5"];
+    for layout in [&["layout.dp=2"][..], &["layout.tp=2", "layout.gtp=2"]] {
+        let mut args = vec!["train", config.to_str().unwrap(), "--run-dir", run_dir.to_str().unwrap()];
+        model.iter().chain(layout).for_each(|set| args.extend(["--set", set]));
+        let output = trainer(&args);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let text = stdout(&output);
+        let line = text.lines().find(|l| l.starts_with("memory: ")).expect("a memory line");
+        let numbers: Vec<f64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [planned, grown] = numbers[..] else { panic!("{line}") };
+        assert!((grown - planned).abs() <= 0.1 * planned, "{layout:?}: {line}");
+    }
+}
+
+#[test]
+fn a_plan_in_detail_shows_slots_what_gathers_hide_behind_and_who_publishes() {
+    let folder = Folder::with_config(
+        "[layout]\ntp = 2\ngtp = 2\ndp = 2\n[train]\nsteps = 3\nglobal_batch = 8\n[optimizer]\nlr = 1e-3\n\
+         distributed = true\n[ddp]\nbucket_size = 2_000\n",
+    );
     let config = folder.config();
-    args[1] = config.to_str().unwrap();
-    set.iter().for_each(|s| args.extend(["--set", s]));
-    let output = trainer(&args);
+    let brief = stdout(&trainer(&["plan", config.to_str().unwrap()]));
+    assert!(!brief.contains("hide behind"), "{brief}");
+    let output = trainer(&["plan", config.to_str().unwrap(), "--verbose"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
-    let line = text.lines().find(|l| l.starts_with("memory: ")).expect("a memory line");
-    let numbers: Vec<f64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
-    let [planned, grown] = numbers[..] else { panic!("{line}") };
-    assert!((grown - planned).abs() <= 0.1 * planned, "{line}");
+    assert!(text.starts_with(&brief), "{text}");
+    for part in
+        ["pass 'train': gathered weights", " at byte", "what gathers hide behind", "issued at", "each write once"]
+    {
+        assert!(text.contains(part), "no '{part}' in\n{text}");
+    }
+    assert!(!text.contains("no plan had foreseen"), "{text}");
+    // The trained run tells the same with times.
+    let run_dir = folder.path().join("run");
+    let timeline = folder.path().join("t.json");
+    let [config, run_dir, timeline] = [&config, &run_dir, &timeline].map(|path| path.to_str().unwrap());
+    let trained = trainer(&["train", config, "--run-dir", run_dir, "--verbose", "--timeline", timeline]);
+    assert!(trained.status.success(), "{}", stderr(&trained));
+    let text = stdout(&trained);
+    assert!(text.contains("exposed") && text.contains(" us"), "{text}");
 }
 
 #[test]

@@ -265,6 +265,7 @@ impl Decoder {
                 publisher: self.label(w)?,
                 epoch: w.number("an epoch")?,
                 group: self.label(w)?,
+                by: self.label(w)?,
                 regions: self.accesses(w)?,
             },
             6 => Note::Read {

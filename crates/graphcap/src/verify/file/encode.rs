@@ -277,11 +277,12 @@ impl<W: Write> Encoder<'_, W> {
                 self.line.put(*epoch);
                 self.accesses(regions)
             }
-            Note::Issued { publisher, epoch, group, regions } => {
+            Note::Issued { publisher, epoch, group, by, regions } => {
                 self.line.put(5);
                 self.label(publisher)?;
                 self.line.put(*epoch);
                 self.label(group)?;
+                self.label(by)?;
                 self.accesses(regions)
             }
             Note::Read { publisher, param, pass, written, issued, regions } => {
