@@ -48,6 +48,23 @@ pub enum GtpError {
         /// How many.
         cuts: usize,
     },
+    /// A group of shards that holds them in another order than the layout.
+    #[error(
+        "group '{group}' has rank {rank} at place {place}, the layout has it at {coordinate} along {axis}, where its \
+         shards are cut: members go in the layout's order"
+    )]
+    OutOfPlace {
+        /// The group.
+        group: String,
+        /// The rank.
+        rank: u32,
+        /// Its place in the group.
+        place: u32,
+        /// The axis.
+        axis: String,
+        /// Its coordinate along the axis.
+        coordinate: u32,
+    },
     /// A parameter whose memory does not have the size of its shard.
     #[error("weight '{param}' has {have:?} elements along its dimensions, its placement gives this rank {want:?}")]
     ShardShape {

@@ -115,6 +115,7 @@ impl Lane {
     ) -> Result<Lane, GtpError> {
         let axis = &config.axes[at];
         let group = groups.get(&axis.key(), "sharded weights")?;
+        check_place(groups.plan().layout(), group, axis)?;
         let size = group.size();
         let sum = if size > 2 { config.sum } else { GradSum::Collective };
         let pieces = if sum == GradSum::F32 { size as usize } else { 1 };
@@ -134,6 +135,18 @@ impl Lane {
             gather_tail: device.event(&name("gather_tail")),
             reduce_tail: device.event(&name("reduce_tail")),
         })
+    }
+}
+
+/// What a gather puts at a member's place has to be what the layout cuts there.
+fn check_place(layout: &Layout, group: &Group, axis: &ShardAxis) -> Result<(), GtpError> {
+    let (rank, place) = (group.rank(), group.place().0);
+    match layout.grid(axis.class).coordinate(rank, &axis.axis) {
+        Some(coordinate) if coordinate != place => {
+            let (group, axis) = (group.name().to_owned(), axis.axis.to_string());
+            Err(GtpError::OutOfPlace { group, rank: rank.0, place, axis, coordinate })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -6,6 +6,8 @@ mod data_parallel; // buckets, the optimizer, who publishes when
 mod graphs; // steps from captured graphs
 mod sharded; // weights cut over tensor groups and shards
 mod eval; // the loss on text that is not trained on
+#[cfg(test)]
+mod layouts_test;
 mod loss_log; // losses on their way to the host, at most two steps behind
 mod normalize; // what a token's gradient is multiplied with
 #[cfg(test)]

@@ -6,6 +6,8 @@ mod command;
 mod evaluation;
 #[path = "api/fixture.rs"]
 mod fixture;
+#[path = "api/layouts.rs"]
+mod layouts;
 #[path = "api/runs.rs"]
 mod runs;
 #[path = "api/stopping.rs"]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pgroups::{After, Epochs, PgError, Publish};
+use pgroups::{After, Epochs, Param, PgError, Publish};
 
 use super::training::Trainer;
 
@@ -40,7 +40,11 @@ impl Publish for Without {
 }
 
 pub(crate) fn leave_out(trainer: &Trainer, left_out: LeftOut) {
-    for param in trainer.buffers.params() {
+    leave_out_of(trainer.buffers.params(), left_out);
+}
+
+pub(crate) fn leave_out_of(params: &[Param], left_out: LeftOut) {
+    for param in params {
         let inner = param.publisher().unwrap();
         param.attach(Some(Arc::new(Without { inner, left_out })), param.landed_sink());
     }
