@@ -60,8 +60,8 @@ pub(crate) fn build(
     };
     let core = Arc::new(Core {
         groups: bucket_groups(buffers, &device, |class| match (class, &expert) {
-            (ParamClass::Expert, Some(expert)) => expert.reduce.place().0,
-            _ => dense.reduce.place().0,
+            (ParamClass::Expert, Some(expert)) => expert,
+            _ => &dense,
         })?,
         first_read,
         reduce_order,
@@ -178,10 +178,10 @@ fn check_accumulation(config: &DdpConfig, dense: &Peers) -> Result<(), DdpError>
     Ok(())
 }
 
-fn bucket_groups(
+fn bucket_groups<'p>(
     buffers: &ParamBuffers,
     device: &Device,
-    place: impl Fn(ParamClass) -> u32,
+    peers: impl Fn(ParamClass) -> &'p Peers,
 ) -> Result<Vec<BucketGroup>, DdpError> {
     let plan = buffers.plan();
     let order = plan.first_read_order();
@@ -192,7 +192,7 @@ fn bucket_groups(
     let views = |id: BucketId| -> Result<BucketViews, Error> {
         let (buffer, flat) = (&plan.buffers()[id.buffer], &buffers.flats()[id.buffer]);
         let range = buffer.buckets()[id.bucket].range.clone();
-        let own = buffer.shard(id.bucket, place(buffer.key().class));
+        let own = buffer.shard(id.bucket, peers(buffer.key().class).reduce.place().0);
         Ok(BucketViews {
             id,
             values: flat.values.flat(range.clone())?,
@@ -205,11 +205,15 @@ fn bucket_groups(
         let first = plan.bucket(ids[0]).params.last().map_or("", |&param| plan.params()[param].name.as_str());
         let name = format!("bucket group {i} ('{first}' on)");
         let event = |what: &str| device.event(&format!("ddp.{what}.{i}"));
+        let class = plan.buffers()[ids[0].buffer].key().class;
+        // A trace knows a publisher by this name. No other communicator of the process has the name of this one, so
+        // two models with equal parameters stay apart, and so do the wrappers of a model that is wrapped again.
+        let published = device.event(&format!("ddp.published.{first}@{}", peers(class).gather.name()));
         Ok(BucketGroup {
-            class: plan.buffers()[ids[0].buffer].key().class,
+            class,
             buckets: ids.iter().map(|&id| views(id)).collect::<Result<_, _>>()?,
             next: next(i),
-            gates: Arc::new(Gates::new(event("published"), &format!("ddp.{i}"))),
+            gates: Arc::new(Gates::new(published, &format!("ddp.{i}"))),
             written: event("written"),
             landed: Crowd::new(format!("ddp.landed.{i}")),
             reduced: event("reduced"),

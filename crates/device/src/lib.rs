@@ -58,7 +58,7 @@ pub use self::ops::Kernel;
 pub use self::region::Region;
 pub use self::report::{Asked, Departure, OpRef, Pending, PendingJoint};
 pub use self::shape::Shape;
-pub use self::sim::{Explored, explore};
+pub use self::sim::{Explored, explore, explore_every_order};
 pub use self::stream::Stream;
 pub use self::trace::{
     BoundGate, LaunchGroup, NodeWait, Note, Position, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNode,

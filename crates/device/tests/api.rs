@@ -25,6 +25,7 @@ mod api {
     mod refusals; // what is refused before it is queued
     mod reopening; // ranks and groups that come back
     mod search; // every order of a small program
+    mod search_orders; // which orders a search leaves out
     mod stress; // random programs against a serial model
     mod transfers; // values to the device and back
 }

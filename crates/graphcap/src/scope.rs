@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-/// How much of a step one graph holds.
+use crate::GraphScope;
+
+/// How much of a step one graph holds. As a setting, which may be nothing, it is a [`GraphScope`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Scope {
     /// One pass of a layer.
@@ -25,13 +27,8 @@ impl Scope {
 
     /// Its name, as in configurations.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Scope::Layer => "layer",
-            Scope::Chunk => "chunk",
-            Scope::Microbatch => "microbatch",
-            Scope::Step => "step",
-        }
+    pub fn name(self) -> &'static str {
+        GraphScope::from(self).name()
     }
 }
 
@@ -51,11 +48,22 @@ pub enum GateMode {
     InGraph,
 }
 
-impl fmt::Display for GateMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl GateMode {
+    /// Both.
+    pub const ALL: [GateMode; 2] = [GateMode::BeforeReplay, GateMode::InGraph];
+
+    /// Its name, as in configurations.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
             GateMode::BeforeReplay => "before-replay",
             GateMode::InGraph => "in-graph",
-        })
+        }
+    }
+}
+
+impl fmt::Display for GateMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }

@@ -95,7 +95,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// What was found, the worst kinds first; at most [`VerifyOptions::limit`].
+    /// What was found, kind by kind, the worst first; at most [`VerifyOptions::limit`].
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
@@ -119,16 +119,39 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { findings, repeats, operations, ranks } = self;
-        for (i, finding) in findings.iter().enumerate() {
-            writeln!(f, "{}. {finding}", i + 1)?;
+        let mut number = 0;
+        for kind in findings.chunk_by(|a, b| a.kind() == b.kind()) {
+            writeln!(f, "{}: {}", kind[0].kind(), counted(kind.len() as u64, "finding"))?;
+            for finding in kind {
+                number += 1;
+                writeln!(f, "{number}. {finding}")?;
+            }
         }
-        write!(f, "{operations} operations on {ranks} ranks: ")?;
+        let (operations, ranks) = (counted(*operations, "operation"), counted(*ranks as u64, "rank"));
+        write!(f, "{operations} on {ranks}: ")?;
         match (findings.len(), repeats) {
             (0, _) => f.write_str("nothing to object to"),
-            (found, 0) => write!(f, "{found} finding(s)"),
-            (found, repeats) => write!(f, "{found} finding(s), and {repeats} more like them"),
+            (found, 0) => f.write_str(&counted(found as u64, "finding")),
+            (found, repeats) => write!(f, "{}, and {repeats} more like them", counted(found as u64, "finding")),
         }
     }
+}
+
+/// Brings findings of one kind together; the kind whose first one came first leads.
+fn group(findings: &mut [Finding]) {
+    let mut kinds: Vec<String> = Vec::new();
+    for kind in findings.iter().map(Finding::kind) {
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    findings.sort_by_cached_key(|finding| kinds.iter().position(|kind| *kind == finding.kind()));
+}
+
+/// `1 rank`, `2 ranks`.
+fn counted(count: u64, what: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{ending}")
 }
 
 /// Checks a trace. Takes about as long as sorting it would: clocks are compared for each access, and joined where
@@ -146,6 +169,7 @@ pub fn verify(trace: &Trace, options: &VerifyOptions) -> Report {
     findings.extend(checks::explain(races, &program, &places));
     findings.extend(stale.into_iter().map(|found| found.told(&places)));
     findings.extend(ledger.findings);
+    group(&mut findings);
     let kept = findings.len().min(options.limit);
     let repeats = repeats + ledger.repeats + (findings.len() - kept) as u64;
     findings.truncate(kept);

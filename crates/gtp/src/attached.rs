@@ -15,8 +15,6 @@ pub(crate) struct Attached {
     pub(crate) plan: Arc<PassPlan>,
     pub(crate) gathers: Vec<GatherSlot>,
     pub(crate) grads: Vec<GradSlot>,
-    /// What the pass leaves to whoever comes behind it: the last launch of one of its graphs.
-    pub(crate) launched: Event,
 }
 
 pub(crate) struct GatherSlot {
@@ -35,6 +33,8 @@ pub(crate) struct GradSlot {
     pub(crate) written: Event,
     /// Behind the reduce-scatter that reads it.
     pub(crate) reduced: Event,
+    /// The same, told by the graph that has it to the one that writes next.
+    pub(crate) gate: Event,
 }
 
 impl Attached {
@@ -62,12 +62,12 @@ impl Attached {
                 view: arenas.slot(Role::Grads, &grad.slot)?,
                 written: event("grad", i, weight),
                 reduced: event("reduced", i, weight),
+                gate: event("reduced_gate", i, weight),
             })
         };
         Ok(Attached {
             gathers: plan.gathers().iter().enumerate().map(gather).collect::<Result<_, _>>()?,
             grads: plan.grads().iter().enumerate().map(grad).collect::<Result<_, _>>()?,
-            launched: device.event(&format!("gtp.launched.{kind}")),
             plan: plan.clone(),
         })
     }

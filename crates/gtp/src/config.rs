@@ -56,6 +56,17 @@ impl ShardAxis {
     }
 }
 
+/// When the graph behind a captured part of a pass may begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Drain {
+    /// Behind all of it.
+    #[default]
+    Whole,
+    /// Behind its uses and gathers: its reductions end while the next graph runs. For graphs that are replayed on two
+    /// streams in turn, because what follows a launch on its own stream follows all of it.
+    TwoStage,
+}
+
 /// Settings of a [`Gtp`](crate::Gtp).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GtpConfig {
@@ -68,16 +79,19 @@ pub struct GtpConfig {
     /// Weight gradients that may be under way to their peers while the next one is computed, at least one: the slots of
     /// the ring.
     pub grads_behind: NonZeroUsize,
+    /// What the next graph waits for.
+    pub drain: Drain,
 }
 
 impl Default for GtpConfig {
-    /// The weight-shard axis of both classes, one use ahead; means; collective sums; one gradient behind.
+    /// The weight-shard axis of both classes, one use ahead; means; collective sums; one gradient behind; graphs end whole.
     fn default() -> GtpConfig {
         GtpConfig {
             axes: vec![ShardAxis::new(ParamClass::Dense, Axis::GTP), ShardAxis::new(ParamClass::Expert, Axis::GTP)],
             scaling: GradScaling::Mean,
             sum: GradSum::Collective,
             grads_behind: NonZeroUsize::MIN,
+            drain: Drain::Whole,
         }
     }
 }

@@ -9,10 +9,10 @@ use device::{Device, Event, MemoryKind, Stream, View};
 use pgroups::{ParamId, TensorParallel, Turn};
 
 use crate::{
-    GtpConfig, GtpError, WeightIndex,
+    Drain, GradIndex, GtpConfig, GtpError, PlannedGrad, WeightIndex,
     attached::{Arenas, Attached},
     plan::{GtpPlan, PassPlan, WeightPlan},
-    run::{Mode, Run},
+    run::{Mode, Part, Run},
     schedule::{PassKind, Schedule},
     weight::{Lane, Weight},
     why,
@@ -60,6 +60,10 @@ pub(crate) struct State {
     pub(crate) counters: Counters,
     /// The events mark points of a capture, or nothing yet.
     pub(crate) captured: bool,
+    /// Behind the last launch of a graph on each stream, by its number.
+    pub(crate) launched: Vec<(u32, Event)>,
+    /// What graphs wait for has been recorded.
+    pub(crate) gated: bool,
 }
 
 /// Memory and events of a weight for uses and gradients that nothing planned.
@@ -83,11 +87,11 @@ pub(crate) enum Last {
     /// Nobody, or somebody whom every event that a pass of any kind may wait for is behind.
     Marked,
     /// A pass of this plan, as it was submitted, from beginning to end.
-    Eager(Arc<Attached>, Stream),
+    Eager(Arc<Attached>, Vec<Stream>),
     /// A pass that was left, or had no plan.
-    Loose(Stream),
-    /// A graph, up to this event.
-    Graph(Arc<Attached>),
+    Loose(Vec<Stream>),
+    /// A graph. What follows may begin behind this event, or behind the launch without one.
+    Graph(Option<Event>),
 }
 
 impl Core {
@@ -108,6 +112,8 @@ impl Core {
         let by_param = weights.iter().enumerate().map(|(i, w)| (w.param.id(), WeightIndex(i))).collect();
         let mut state = State {
             captured: true,
+            launched: Vec::new(),
+            gated: false,
             plan: GtpPlan::default(),
             attached: BTreeMap::new(),
             arenas: Arenas::default(),
@@ -158,19 +164,24 @@ impl Core {
 
     /// Takes up what the last pass has shown, if it is not what its plan says.
     pub(crate) fn settle(&self, state: &mut State) -> Result<(), GtpError> {
-        let Some(run) = &state.run else { return Ok(()) };
+        let Some(run) = state.run.take() else { return Ok(()) };
+        let over = run.is_over();
+        if run.is_submitted() && !over {
+            state.last = Last::Loose(run.streams.clone());
+        }
+        // A capture that failed half way leaves nothing.
+        if run.recorded {
+            return Ok(());
+        }
+        // Told once: who comes next finds everything closed.
         run.check_closed(self)?;
-        let run = state.run.take().expect("BUG: just seen");
-        // A capture that failed half way leaves nothing, and graphs may be replayed in any order.
-        if run.recorded || run.by_graphs {
+        // Graphs may be replayed in any order.
+        if run.by_graphs || over {
             return Ok(());
         }
         if matches!(run.mode, Mode::Planned { .. }) {
             tracing::warn!(pass = %run.kind, done = run.done(), steps = run.steps(), "gtp.leave_plan");
             state.counters.deviations += 1;
-        }
-        if let Some(compute) = &run.compute {
-            state.last = Last::Loose(compute.clone());
         }
         let executed = run.executed();
         self.adopt(state, run.kind, executed)
@@ -185,43 +196,55 @@ impl Core {
         let attached = Attached::new(&self.device, &plan, &self.weights, &state.arenas)?;
         state.attached.insert(kind, Arc::new(attached));
         state.counters.plans += 1;
+        state.gated = false;
         state.spare.clear();
         Ok(())
     }
 
     /// Makes the slots of the pass that begins usable by `compute` and by the lanes, unless they are.
-    pub(crate) fn enter(&self, state: &mut State, compute: &Stream) -> Result<(), GtpError> {
+    pub(crate) fn enter(&self, state: &mut State, turn: &Turn<'_>, compute: &Stream) -> Result<(), GtpError> {
         let Some(run) = &mut state.run else { return Err(GtpError::NoPass) };
+        if run.recorded != turn.is_recorded() {
+            let tell = |recorded: bool| if recorded { "captured" } else { "submitted" };
+            let (kind, under_way, next) = (run.kind, tell(run.recorded), tell(turn.is_recorded()));
+            return Err(GtpError::HalfCaptured { kind, under_way, next });
+        }
+        if run.streams.iter().all(|known| known.index() != compute.index()) {
+            run.streams.push(compute.clone());
+        }
         if std::mem::replace(&mut run.entered, true) {
             return Ok(());
         }
-        let recorded = run.recorded;
-        let own = run.mode.attached().cloned();
-        run.compute = Some(compute.clone());
-        if !recorded {
-            match (&state.last, &own) {
-                (Last::Marked, _) if !state.captured => return Ok(()),
-                // Everybody waits for the events of the pass before.
-                (Last::Eager(before, on), Some(own))
-                    if !state.captured && Arc::ptr_eq(before, own) && on.index() == compute.index() =>
-                {
-                    return Ok(());
-                }
-                (Last::Graph(graph), _) => compute.wait(&graph.launched, why::EAGER_AFTER_GRAPH)?,
-                _ => {}
-            }
-            self.join(state, compute)?;
-            state.captured = false;
+        if run.recorded {
+            // Also if the capture fails.
+            state.captured = true;
+            return self.mark_all(state, compute);
         }
+        match (&state.last, run.mode.attached()) {
+            (Last::Marked, _) if !state.captured => return Ok(()),
+            // Everybody waits for the events of the pass before.
+            (Last::Eager(before, on), Some(own))
+                if !state.captured && Arc::ptr_eq(before, own) && on[0].index() == compute.index() =>
+            {
+                return Ok(());
+            }
+            (Last::Graph(_), _) => state.behind_graphs(compute, why::EAGER_AFTER_GRAPH)?,
+            _ => {}
+        }
+        self.join(state, compute)?;
+        state.captured = false;
         self.mark_all(state, compute)
     }
 
-    /// Orders `stream` behind everything under way in the lanes, and behind the stream that computed last.
+    /// Orders `stream` behind everything under way in the lanes, and behind the streams that have used slots since.
     pub(crate) fn join(&self, state: &State, stream: &Stream) -> Result<(), GtpError> {
         self.join_lanes(stream)?;
-        if let Last::Eager(_, on) | Last::Loose(on) = &state.last
-            && on.index() != stream.index()
-        {
+        let last: &[Stream] = match &state.last {
+            Last::Eager(_, on) | Last::Loose(on) => on,
+            Last::Marked | Last::Graph(_) => &[],
+        };
+        let now: &[Stream] = state.run.as_ref().filter(|run| run.is_submitted()).map_or(&[], |run| &run.streams);
+        for on in last.iter().chain(now).filter(|on| on.index() != stream.index()) {
             on.record(&self.fork)?;
             stream.wait(&self.fork, why::END_AFTER_LANES)?;
         }
@@ -282,12 +305,68 @@ impl Core {
         run.check_closed(self)?;
         let Some(compute) = compute.filter(|_| run.recorded) else { return Ok(()) };
         run.entered = false;
-        let (part, over) = (run.end_part(), run.is_over());
-        self.join_lanes(compute)?;
-        state.captured = true;
+        let (mut part, over, gates) = (run.end_part(), run.is_over(), self.has_gates(run));
+        match part.as_mut().filter(|_| gates) {
+            Some(part) => self.drain(part, compute)?,
+            None => self.join_lanes(compute)?,
+        }
         if over {
             state.run = None;
         }
         part.map_or(Ok(()), |part| Ok(turn.hand_over(part.of(self))?))
+    }
+
+    /// Graphs of this pass tell each other what is done: what is being captured is to drain in two stages.
+    pub(crate) fn has_gates(&self, run: &Run) -> bool {
+        run.recorded && self.config.drain == Drain::TwoStage
+    }
+
+    /// Ends a captured part in two stages: its uses and gathers, then its reductions, gradient by gradient as far as
+    /// others wait for them.
+    fn drain(&self, part: &mut Part, compute: &Stream) -> Result<(), GtpError> {
+        for lane in self.open_lanes() {
+            lane.gather.record(&lane.gather_tail)?;
+            compute.wait(&lane.gather_tail, why::END_AFTER_LANES)?;
+        }
+        let drained = self.device.event(&format!("gtp.drained.{}.{}", part.kind, part.to.step));
+        compute.record_external(&drained)?;
+        part.drained = Some(drained);
+        let (own, plan) = (part.from.grad..part.to.grad, &part.attached.plan);
+        for grad in own.clone() {
+            let waits = |(later, planned): (usize, &PlannedGrad)| {
+                planned.after.contains(&GradIndex(grad)) && (later <= grad || !own.contains(&later))
+            };
+            if plan.grads().iter().enumerate().any(waits) {
+                let slot = &part.attached.grads[grad];
+                compute.wait(&slot.reduced, why::END_AFTER_LANES)?;
+                compute.record_external(&slot.gate)?;
+            }
+        }
+        for lane in self.open_lanes() {
+            lane.reduce.record(&lane.reduce_tail)?;
+            compute.wait(&lane.reduce_tail, why::END_AFTER_LANES)?;
+        }
+        for axis in &part.reduced {
+            let lane = self.lanes[*axis].as_ref().expect("BUG: a lane that reduces is open");
+            compute.record_external(&lane.reduce_gate)?;
+        }
+        Ok(())
+    }
+
+    /// Records once what graphs wait for, so that the first one waits for nothing that never was.
+    pub(crate) fn open_gates(&self, state: &mut State, stream: &Stream) -> Result<(), GtpError> {
+        if self.config.drain == Drain::Whole || std::mem::replace(&mut state.gated, true) {
+            return Ok(());
+        }
+        let grads = state.attached.values().flat_map(|attached| &attached.grads).map(|slot| &slot.gate);
+        let lanes = self.open_lanes().map(|lane| &lane.reduce_gate);
+        Ok(grads.chain(lanes).filter(|gate| gate.generation() == 0).try_for_each(|gate| stream.record(gate))?)
+    }
+}
+
+impl State {
+    /// Orders `stream` behind every launch so far.
+    pub(crate) fn behind_graphs(&self, stream: &Stream, why: device::Why) -> Result<(), GtpError> {
+        Ok(self.launched.iter().try_for_each(|(_, event)| stream.wait(event, why))?)
     }
 }

@@ -114,6 +114,19 @@ pub enum GtpError {
         /// What was planned.
         planned: String,
     },
+    /// A pass of which one part is captured and another one is not.
+    #[error(
+        "pass '{kind}' is {under_way}, and its next part is {next}: capture every part of a pass, from `Gtp::pass` on; \
+         graphs of some and submitted others may then take turns"
+    )]
+    HalfCaptured {
+        /// The kind of pass.
+        kind: PassKind,
+        /// What is done with it so far: `captured` or `submitted`.
+        under_way: &'static str,
+        /// What is done with the part that follows.
+        next: &'static str,
+    },
     /// A pass that is gone on with and was not begun.
     #[error("no pass is under way: begin one with `Gtp::pass`")]
     NoPass,
@@ -124,6 +137,12 @@ pub enum GtpError {
         kind: PassKind,
         /// `a use` or `a gradient`.
         what: &'static str,
+        /// The weight.
+        param: String,
+    },
+    /// A gradient that is asked for while the last one of the weight is still being written.
+    #[error("'{param}' has a gradient that is not done: say that it is before the next one is asked for")]
+    GradOpen {
         /// The weight.
         param: String,
     },

@@ -26,10 +26,10 @@ impl Core {
     /// A use of a weight begins on `stream`.
     pub(crate) fn take(&self, weight: WeightIndex, turn: &mut Turn<'_>, stream: &Stream) -> Result<View, GtpError> {
         let mut state = self.lock();
-        self.enter(&mut state, stream)?;
+        self.enter(&mut state, turn, stream)?;
         let step = Step::Take(weight, turn.pass());
         let next = open_run(&mut state)?.advance(step, self)?;
-        let (view, used) = match next {
+        let open = match next {
             Next::Use(attached, taken) => {
                 for gather in attached.plan.issues(taken) {
                     self.issue(&mut state, &attached, *gather, turn)?;
@@ -37,7 +37,8 @@ impl Core {
                 self.check_flight(&mut state, &attached, taken, turn, stream)?;
                 let slot = &attached.gathers[attached.plan.gather_of(taken).0];
                 stream.wait(&slot.gathered, why::USE_AFTER_GATHER)?;
-                (self.weights[weight.0].logical(&slot.view)?, slot.used.clone())
+                let view = self.weights[weight.0].logical(&slot.view)?;
+                OpenUse { weight, view, gathered: slot.gathered.clone(), used: slot.used.clone() }
             }
             Next::Left => {
                 self.left(&mut state);
@@ -45,7 +46,8 @@ impl Core {
             }
             _ => self.take_on_demand(&mut state, weight, turn, stream)?,
         };
-        open_run(&mut state)?.uses.push(OpenUse { weight, view: view.clone(), used });
+        let view = open.view.clone();
+        open_run(&mut state)?.uses.push(open);
         Ok(view)
     }
 
@@ -56,11 +58,15 @@ impl Core {
         let open = run.uses.iter().rposition(|open| open.weight == weight);
         let open = open.ok_or_else(|| self.not_open(weight, "is given back"))?;
         let OpenUse { used, .. } = run.uses.remove(open);
+        if run.streams.len() > 1 {
+            // Another use may have ended on another stream: who waits for this one waits for both.
+            stream.wait(&used, why::GATHER_AFTER_USE)?;
+        }
         stream.record(&used)?;
         if let Next::Left = run.advance(Step::GiveBack(weight), self)? {
             self.left(&mut state);
         }
-        self.over(&mut state, stream);
+        self.over(&mut state);
         Ok(())
     }
 
@@ -137,9 +143,10 @@ impl Core {
         weight: WeightIndex,
         turn: &mut Turn<'_>,
         stream: &Stream,
-    ) -> Result<(View, Event), GtpError> {
+    ) -> Result<OpenUse, GtpError> {
         if let Some(open) = open_run(state)?.uses.iter().find(|open| open.weight == weight) {
-            return Ok((open.view.clone(), open.used.clone()));
+            stream.wait(&open.gathered, why::USE_AFTER_GATHER)?;
+            return Ok(open.clone());
         }
         let known = &self.weights[weight.0];
         let spare: &mut Spare = state.spare.entry(weight).or_default();
@@ -153,7 +160,7 @@ impl Core {
         self.gather(known, &lane.on_demand, &lane.gather, &into, (turn, pass))?;
         state.counters.on_demand += 1;
         stream.wait(&slot.filled, why::USE_AFTER_GATHER)?;
-        Ok((known.logical(&slot.view)?, slot.read))
+        Ok(OpenUse { weight, view: known.logical(&slot.view)?, gathered: slot.filled, used: slot.read })
     }
 
     /// Makes the newest value of the shard readable, gathers it, and tells that the read has ended: whoever gathers is
@@ -184,13 +191,12 @@ impl Core {
         state.counters.deviations += 1;
     }
 
-    /// Closes a pass that has done all that its plan has, and runs as it is submitted.
-    pub(crate) fn over(&self, state: &mut State, stream: &Stream) {
+    /// A pass that runs as it is submitted has done all that its plan has. It may still go on, and leave it then.
+    pub(crate) fn over(&self, state: &mut State) {
         let over = |run: &&mut Run| !run.recorded && run.is_over() && run.uses.is_empty() && run.grads.is_empty();
         if let Some(run) = state.run.as_mut().filter(over) {
             let attached: Arc<Attached> = run.mode.attached().expect("BUG: only plans are over").clone();
-            state.last = crate::core::Last::Eager(attached, stream.clone());
-            state.run = None;
+            state.last = crate::core::Last::Eager(attached, run.streams.clone());
         }
     }
 

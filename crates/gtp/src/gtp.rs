@@ -2,14 +2,16 @@
 
 use std::{fmt, sync::Arc};
 
+use device::Stream;
 use pgroups::{HostState, Layout, Param, ParamSpec, ProcessGroups, Rank, TensorParallel, Turn};
 
 use crate::{
     GtpConfig, GtpError, Sharded,
-    core::{Core, Counters},
+    core::{Core, Counters, Last},
     plan::GtpPlan,
     schedule::PassKind,
     weight::{Lane, Weight},
+    why,
 };
 
 /// The sharded weights of one model on one rank.
@@ -93,6 +95,20 @@ impl Gtp {
     /// Goes on with the pass under way: its next layer, or its backward part.
     pub fn resume<'c>(&'c mut self, turn: Turn<'c>) -> Sharded<'c> {
         Sharded::new(&self.core, turn)
+    }
+
+    /// Orders `stream` behind the uses and gathers of the graphs so far, and behind their reductions too unless they
+    /// drain in two stages: what follows a pass whose graphs run on other streams.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn follow_graphs(&self, stream: &Stream) -> Result<(), GtpError> {
+        let state = self.core.lock();
+        match &state.last {
+            Last::Graph(Some(drained)) => Ok(stream.wait(drained, why::GRAPH_AFTER_GRAPH)?),
+            Last::Graph(None) => state.behind_graphs(stream, why::GRAPH_AFTER_GRAPH),
+            Last::Marked | Last::Eager(..) | Last::Loose(_) => Ok(()),
+        }
     }
 
     /// The plans of all kinds of pass so far, the last pass included. Pure data: the same program on another machine

@@ -58,10 +58,17 @@ impl Core {
         if part.from == Place::default() || !self.is_of(&state, &part.attached) {
             self.settle(&mut state)?;
         }
+        let submitted = state.run.as_ref().is_some_and(Run::is_submitted);
         match &state.last {
-            Last::Graph(graph) => stream.wait(&graph.launched, why::GRAPH_AFTER_GRAPH)?,
-            Last::Marked | Last::Eager(..) | Last::Loose(_) => self.join(&state, stream)?,
+            Last::Graph(Some(drained)) => stream.wait(drained, why::GRAPH_AFTER_GRAPH)?,
+            Last::Graph(None) => state.behind_graphs(stream, why::GRAPH_AFTER_GRAPH)?,
+            Last::Marked | Last::Eager(..) | Last::Loose(_) => {}
         }
+        // The part of the pass in front of this graph was submitted, or the whole pass before.
+        if submitted || !matches!(state.last, Last::Graph(_)) {
+            self.join(&state, stream)?;
+        }
+        self.open_gates(&mut state, stream)?;
         for gather in &part.needs {
             let weight = part.attached.plan.gathers()[gather.0].uses[0];
             let weight = &self.weights[part.attached.plan.schedule().uses()[weight.0].weight.0];
@@ -83,19 +90,26 @@ impl Core {
     /// Behind a launch: where the pass is now, and what is gathered.
     fn apply(&self, part: &Part, stream: &Stream) -> Result<(), GtpError> {
         let mut state = self.lock();
-        stream.record(&part.attached.launched)?;
+        let known = state.launched.iter().position(|(on, _)| *on == stream.index());
+        let known = known.unwrap_or_else(|| {
+            let event = self.device.event(&format!("gtp.launched.{}", stream.name()));
+            state.launched.push((stream.index(), event));
+            state.launched.len() - 1
+        });
+        stream.record(&state.launched[known].1)?;
         let plan = &part.attached.plan;
         let before = state.run.take().map(|run| run.flights).unwrap_or_default();
-        let flight = |gather: &GatherIndex| {
+        let own = |gather: &GatherIndex| {
             let weight = plan.schedule().uses()[plan.gathers()[gather.0].uses[0].0].weight;
             let now = self.written(&self.weights[weight.0]);
             (*gather, before.get(gather).filter(|_| part.needs.contains(gather)).copied().unwrap_or(now))
         };
-        let flights: BTreeMap<GatherIndex, u64> = part.leaves.iter().map(flight).collect();
+        let passed_on = part.passes_on.iter().filter_map(|gather| Some((*gather, *before.get(gather)?)));
+        let flights: BTreeMap<GatherIndex, u64> = part.leaves.iter().map(own).chain(passed_on).collect();
         if part.to.step < plan.schedule().steps().len() {
             state.run = Some(Run::by_graphs(part.kind, part.attached.clone(), part.to, flights));
         }
-        state.last = Last::Graph(part.attached.clone());
+        state.last = Last::Graph(part.drained.clone());
         Ok(())
     }
 }
@@ -129,10 +143,8 @@ impl HostState for Core {
 
     fn join(&self, stream: &Stream) -> Result<(), PgError> {
         let state = self.lock();
-        if let Last::Graph(graph) = &state.last {
-            stream.wait(&graph.launched, why::GRAPH_AFTER_GRAPH)?;
-        }
-        Core::join(self, &state, stream).map_err(|error| refused(PassKind("step"), error))
+        let behind = state.behind_graphs(stream, why::GRAPH_AFTER_GRAPH);
+        behind.and_then(|()| Core::join(self, &state, stream)).map_err(|error| refused(PassKind("step"), error))
     }
 
     fn mark(&self, stream: &Stream) -> Result<(), PgError> {

@@ -23,7 +23,7 @@ mod error;
 pub mod why; //  every synchronisation, by name
 
 pub use self::{
-    config::{GradScaling, GradSum, GtpConfig, ShardAxis},
+    config::{Drain, GradScaling, GradSum, GtpConfig, ShardAxis},
     core::Counters,
     error::GtpError,
     gtp::Gtp,

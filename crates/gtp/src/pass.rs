@@ -66,7 +66,7 @@ impl Weights for Sharded<'_> {
             return Ok(GradOut::Main { grad: param.main_grad(), keep });
         };
         self.at(stream);
-        let grad = self.core.grad(weight, stream).map_err(|error| told(param, error))?;
+        let grad = self.core.grad(weight, &self.turn, stream).map_err(|error| told(param, error))?;
         Ok(GradOut::Scratch(grad))
     }
 

@@ -102,9 +102,11 @@ impl PassPlan {
             .iter()
             .map(|uses| {
                 let of = |u: usize| schedule.uses()[u];
-                let (first, end) = (uses[0], uses[uses.len() - 1]);
+                let first = uses[0];
                 let weight = &weights[of(first).weight.0];
-                let life = (of(issued_at[first]).take, of(end).give_back.min(last));
+                // A use may end behind others that have begun inside it.
+                let end = uses.iter().map(|u| of(*u).give_back).max().expect("BUG: a gather without a use");
+                let life = (of(issued_at[first]).take, end.min(last));
                 (weight.value, Lifetime { from: life.0, to: life.1, numel: weight.numel })
             })
             .collect();
@@ -114,7 +116,7 @@ impl PassPlan {
             .map(|i| {
                 let weight = &weights[all[i].weight.0];
                 // Its reduction hides behind the gradients that follow.
-                let to = all.get(i + behind).map_or(last, |later| later.done.min(last));
+                let to = all.get(i + behind).map_or(last, |later| later.done.max(all[i].done).min(last));
                 (weight.grad, Lifetime { from: all[i].open, to, numel: weight.numel })
             })
             .collect();

@@ -17,14 +17,25 @@ use crate::{
 
 impl Core {
     /// Memory for the gradient of one use of a weight, writable by what is submitted to `stream` from now on.
-    pub(crate) fn grad(&self, weight: WeightIndex, stream: &Stream) -> Result<View, GtpError> {
+    pub(crate) fn grad(&self, weight: WeightIndex, turn: &Turn<'_>, stream: &Stream) -> Result<View, GtpError> {
         let mut state = self.lock();
-        self.enter(&mut state, stream)?;
-        let next = open_run(&mut state)?.advance(Step::Grad(weight), self)?;
+        self.enter(&mut state, turn, stream)?;
+        let run = open_run(&mut state)?;
+        if run.grads.iter().any(|open| open.weight == weight) {
+            return Err(GtpError::GradOpen { param: self.weights[weight.0].param.name().to_owned() });
+        }
+        let next = run.advance(Step::Grad(weight), self)?;
         let open = match next {
             Next::Grad(attached, grad) => {
+                let run = open_run(&mut state)?;
                 for before in &attached.plan.grads()[grad.0].after {
-                    stream.wait(&attached.grads[before.0].reduced, why::GRAD_AFTER_REDUCE)?;
+                    let slot = &attached.grads[before.0];
+                    // Of this graph the gradient itself is not reduced yet, but it was by an earlier launch.
+                    if self.has_gates(run) && (*before == grad || !run.is_of_part(*before)) {
+                        stream.wait_external(&slot.gate, why::GRAD_AFTER_REDUCE)?;
+                    } else {
+                        stream.wait(&slot.reduced, why::GRAD_AFTER_REDUCE)?;
+                    }
                 }
                 let slot = &attached.grads[grad.0];
                 let (written, reduced) = (slot.written.clone(), slot.reduced.clone());
@@ -69,9 +80,15 @@ impl Core {
             self.left(&mut state);
         }
         stream.record(&open.written)?;
+        let axis = self.weights[weight.0].lane;
+        let run = open_run(&mut state)?;
+        if self.has_gates(run) && run.reduces_first(axis) {
+            let lane = self.lane(&self.weights[weight.0]);
+            lane.reduce.wait_external(&lane.reduce_gate, why::REDUCE_AFTER_REDUCE)?;
+        }
         self.reduce(weight, &open, turn)?;
         state.counters.reduced += 1;
-        self.over(&mut state, stream);
+        self.over(&mut state);
         Ok(())
     }
 

@@ -57,10 +57,13 @@ pub(crate) enum Next {
 }
 
 /// A use that has begun.
+#[derive(Clone)]
 pub(crate) struct OpenUse {
     pub(crate) weight: WeightIndex,
     /// The weight, as its user sees it.
     pub(crate) view: View,
+    /// Behind the gather.
+    pub(crate) gathered: Event,
     /// To be recorded behind the use.
     pub(crate) used: Event,
 }
@@ -83,7 +86,8 @@ pub(crate) struct Run {
     pub(crate) by_graphs: bool,
     /// Its slots may be used by the stream that computes and by the lanes.
     pub(crate) entered: bool,
-    pub(crate) compute: Option<Stream>,
+    /// Whoever uses its slots, in the order of first uses.
+    pub(crate) streams: Vec<Stream>,
     /// What it has done, where its plan does not tell.
     executed: Schedule,
     pub(crate) uses: Vec<OpenUse>,
@@ -97,6 +101,8 @@ pub(crate) struct Run {
 /// Where a captured part of a pass began.
 struct PartBegin {
     from: Place,
+    /// Lanes that have reduced, by axis.
+    reduced: Vec<usize>,
     /// Gathers that it found.
     found: Vec<GatherIndex>,
 }
@@ -109,8 +115,14 @@ pub(crate) struct Part {
     pub(crate) to: Place,
     /// Gathers that it uses and does not issue.
     pub(crate) needs: Vec<GatherIndex>,
-    /// Gathers that are there behind it and still to be used.
+    /// Gathers that it issues or uses, and that are still to be used behind it.
     pub(crate) leaves: Vec<GatherIndex>,
+    /// Gathers that it neither issues nor uses: there behind it if they were there before.
+    pub(crate) passes_on: Vec<GatherIndex>,
+    /// Lanes that reduce in it.
+    pub(crate) reduced: Vec<usize>,
+    /// Recorded by its graph behind its uses and gathers; none if whatever follows waits for all of it.
+    pub(crate) drained: Option<Event>,
 }
 
 impl Run {
@@ -121,7 +133,7 @@ impl Run {
             recorded,
             by_graphs: false,
             entered: false,
-            compute: None,
+            streams: Vec::new(),
             executed: Schedule::default(),
             uses: Vec::new(),
             grads: Vec::new(),
@@ -154,7 +166,11 @@ impl Run {
         let schedule = attached.plan.schedule();
         let planned = schedule.steps().get(at.step);
         if planned == Some(&step) {
-            self.part.get_or_insert_with(|| PartBegin { from: *at, found: self.flights.keys().copied().collect() });
+            self.part.get_or_insert_with(|| PartBegin {
+                from: *at,
+                reduced: Vec::new(),
+                found: self.flights.keys().copied().collect(),
+            });
             at.step += 1;
             return Ok(match step {
                 Step::Take(..) => {
@@ -194,6 +210,11 @@ impl Run {
         }
     }
 
+    /// Part of it was submitted, to be run.
+    pub(crate) fn is_submitted(&self) -> bool {
+        self.entered && !self.recorded
+    }
+
     /// It has done everything that its plan has.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.mode, Mode::Planned { .. }) && self.done() == self.steps()
@@ -218,7 +239,7 @@ impl Run {
 
     /// What has been captured since the last part ended; nothing if no step was.
     pub(crate) fn end_part(&mut self) -> Option<Part> {
-        let PartBegin { from, found } = self.part.take()?;
+        let PartBegin { from, reduced, found } = self.part.take()?;
         let Mode::Planned { attached, at } = &self.mode else { return None };
         let plan = &attached.plan;
         let used = (from.used..at.used).map(|u| plan.gather_of(UseIndex(u)));
@@ -226,8 +247,24 @@ impl Run {
         needs.sort_unstable();
         needs.dedup();
         let still = |gather: &GatherIndex| plan.gathers()[gather.0].uses.iter().any(|u| u.0 >= at.used);
-        let leaves = self.flights.keys().copied().filter(still).collect();
-        Some(Part { kind: self.kind, attached: attached.clone(), from, to: *at, needs, leaves })
+        let only_found = |gather: &GatherIndex| found.contains(gather) && !needs.contains(gather);
+        let (passes_on, leaves) = self.flights.keys().copied().filter(still).partition(only_found);
+        let (kind, attached) = (self.kind, attached.clone());
+        Some(Part { kind, attached, from, to: *at, needs, leaves, passes_on, reduced, drained: None })
+    }
+
+    /// Whether a gradient of the plan is of the captured part under way.
+    pub(crate) fn is_of_part(&self, grad: GradIndex) -> bool {
+        let (Some(part), Mode::Planned { at, .. }) = (&self.part, &self.mode) else { return false };
+        (part.from.grad..at.grad).contains(&grad.0)
+    }
+
+    /// Whether the lane of an axis reduces for the first time in the captured part under way.
+    pub(crate) fn reduces_first(&mut self, axis: usize) -> bool {
+        let Some(part) = &mut self.part else { return false };
+        let first = !part.reduced.contains(&axis);
+        part.reduced.extend(first.then_some(axis));
+        first
     }
 }
 

@@ -102,6 +102,8 @@ pub(crate) struct Lane {
     pub(crate) arrivals: View,
     pub(crate) gather_tail: Event,
     pub(crate) reduce_tail: Event,
+    /// As `reduce_tail`, told by graphs to each other.
+    pub(crate) reduce_gate: Event,
 }
 
 impl Lane {
@@ -134,6 +136,7 @@ impl Lane {
             arrivals: device.alloc(&name("arrivals"), &[shard * pieces], DType::F32, MemoryKind::Arena)?,
             gather_tail: device.event(&name("gather_tail")),
             reduce_tail: device.event(&name("reduce_tail")),
+            reduce_gate: device.event(&name("reduce_gate")),
         })
     }
 }

@@ -12,6 +12,9 @@ pub const GATHER_AFTER_USE: Why = Why("gtp.gather_after_use");
 /// A weight gradient is reduced behind the operations that write it.
 pub const REDUCE_AFTER_GRAD: Why = Why("gtp.reduce_after_grad");
 
+/// The reductions of a graph begin behind those of the graph before: both use what the lane has.
+pub const REDUCE_AFTER_REDUCE: Why = Why("gtp.reduce_after_reduce");
+
 /// A weight gradient overwrites a slot behind the reduce-scatter of what lay there.
 pub const GRAD_AFTER_REDUCE: Why = Why("gtp.grad_after_reduce");
 
@@ -28,11 +31,12 @@ pub const EAGER_AFTER_GRAPH: Why = Why("gtp.eager_after_graph");
 pub const GRAPH_AFTER_GRAPH: Why = Why("gtp.graph_after_graph");
 
 /// All of them, for tests that drop one at a time.
-pub const ALL: [Why; 8] = [
+pub const ALL: [Why; 9] = [
     USE_AFTER_GATHER,
     GATHER_AFTER_USE,
     REDUCE_AFTER_GRAD,
     GRAD_AFTER_REDUCE,
+    REDUCE_AFTER_REDUCE,
     BEGIN_AFTER_WORK,
     END_AFTER_LANES,
     EAGER_AFTER_GRAPH,

@@ -22,5 +22,9 @@ mod recompute;
 mod reference;
 #[path = "api/rig.rs"]
 mod rig;
+#[path = "api/tensor.rs"]
+mod tensor;
+#[path = "api/tensor_rig.rs"]
+mod tensor_rig;
 #[path = "api/twins.rs"]
 mod twins;

@@ -89,7 +89,8 @@ pub trait Publish: Send + Sync {
         None
     }
 
-    /// Recorded behind every publication; the same event for life.
+    /// Recorded behind every publication; the same event for life. Traces know the publisher by its name, which no
+    /// other publisher of the device may have.
     fn event(&self) -> &Event;
 
     /// A read has ended. The first write of the next epoch waits for all of them.

@@ -3,7 +3,10 @@
 use crate::{config::Config, error::TrainError, train::TimelineConfig};
 use clap::{Args, Parser, Subcommand};
 use pgroups::{Layout, LayoutConfig};
-use std::{ops::RangeInclusive, path::PathBuf};
+use std::{
+    ops::{Range, RangeInclusive},
+    path::PathBuf,
+};
 
 /// Trains language models over many ranks.
 #[derive(Clone, Debug, PartialEq, Parser)]
@@ -27,6 +30,13 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Show what this machine and this build have, and what is missing.
     Doctor(DoctorArgs),
+}
+
+impl Cli {
+    /// What the process ends with when the command fails. `verify` keeps 1 for findings, as tools that compare do.
+    pub fn error_code(&self) -> u8 {
+        if matches!(self.command, Command::Verify(_)) { 2 } else { 1 }
+    }
 }
 
 /// A configuration and what is put over it.
@@ -97,22 +107,34 @@ pub struct PlanArgs {
 /// `trainer verify`
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct VerifyArgs {
-    /// The configuration.
-    #[command(flatten)]
-    pub config: ConfigArgs,
+    /// Configuration file (TOML).
+    #[arg(required_unless_present = "read")]
+    pub config: Option<PathBuf>,
+    /// Put a setting over the file's; may be repeated.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE", conflicts_with = "read")]
+    pub set: Vec<String>,
+    /// Check a trace that --trace or --shrunk has written, instead of running steps.
+    #[arg(long, value_name = "FILE", conflicts_with = "config")]
+    pub read: Option<PathBuf>,
     /// What runs the steps: dry computes nothing and takes any size, sim computes; default: dry, or sim with --seeds.
-    #[arg(long, value_name = "dry|sim", value_parser = parse_driver)]
+    #[arg(long, value_name = "dry|sim", value_parser = parse_driver, conflicts_with = "read")]
     pub on: Option<VerifyOn>,
     /// Orders in which sim runs them, each from its own seed, from 0; default: 1.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "read")]
     pub seeds: Option<u64>,
+    /// Only the order that sim draws from this seed.
+    #[arg(long, value_name = "K", conflicts_with_all = ["seeds", "read"])]
+    pub seed: Option<u64>,
     /// Take away every wait of this name, to see whether others cover it; may be repeated. A name that does not occur is
     /// told with those that do.
-    #[arg(long, value_name = "WAIT")]
+    #[arg(long, value_name = "WAIT", conflicts_with = "read")]
     pub drop: Vec<String>,
     /// Write the trace that was checked.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Write the smallest part of the trace that still has the first finding.
+    #[arg(long, value_name = "FILE")]
+    pub shrunk: Option<PathBuf>,
     /// Draw the first finding (SVG).
     #[arg(long, value_name = "FILE")]
     pub picture: Option<PathBuf>,
@@ -121,7 +143,13 @@ pub struct VerifyArgs {
 impl VerifyArgs {
     /// What runs the steps.
     pub fn on(&self) -> VerifyOn {
-        self.on.unwrap_or(if self.seeds.is_some() { VerifyOn::Sim } else { VerifyOn::Dry })
+        let drawn = self.seeds.is_some() || self.seed.is_some();
+        self.on.unwrap_or(if drawn { VerifyOn::Sim } else { VerifyOn::Dry })
+    }
+
+    /// Seeds of the orders that sim runs.
+    pub fn seeds(&self) -> Range<u64> {
+        self.seed.map_or(0..self.seeds.unwrap_or(1), |seed| seed..seed.saturating_add(1))
     }
 }
 
@@ -215,6 +243,21 @@ mod tests {
         };
         assert_eq!((verify.on(), verify.seeds, verify.drop), (VerifyOn::Sim, Some(3), vec!["x.y".to_owned()]));
         assert!(parse("trainer verify a.toml --on cpu").unwrap_err().contains("on dry or on sim"));
+    }
+
+    #[test]
+    fn verify_reads_a_trace_or_runs_steps_and_never_both() {
+        let verify = |line: &str| match parse(line)? {
+            Command::Verify(args) => Ok(args),
+            other => Err(format!("{other:?}")),
+        };
+        let one = verify("trainer verify a.toml --seed 7").unwrap();
+        assert_eq!((one.on(), one.seeds()), (VerifyOn::Sim, 7..8));
+        assert_eq!(verify("trainer verify a.toml --seeds 3").unwrap().seeds(), 0..3);
+        assert_eq!(verify("trainer verify --read t --shrunk s").unwrap().read, Some(PathBuf::from("t")));
+        for wrong in ["", "a.toml --read t", "--read t --seed 1", "--read t --drop x", "a.toml --seed 1 --seeds 2"] {
+            assert!(verify(format!("trainer verify {wrong}").trim()).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::{
     Cli, Clock, Command, Config, Doctor, DoctorArgs, GroupsArgs, PlanArgs, RunEnd, RunOptions, Signal, StopSource,
     TrainArgs, TrainError, VerifyArgs,
     train::{default_run_dir, dry_run, plan_run, train},
-    verify::verify_run,
+    verify::{verify_file, verify_run},
     write_timeline,
 };
 
@@ -71,13 +71,14 @@ fn run_plan(args: &PlanArgs) -> Result<(), TrainError> {
 }
 
 fn run_verify(args: &VerifyArgs) -> Result<Outcome, TrainError> {
-    let config = args.config.load()?;
-    let verified = verify_run(&config, args)?;
+    let verified = match (&args.read, &args.config) {
+        (Some(path), _) => verify_file(path, args)?,
+        (None, Some(path)) => verify_run(&Config::load(path, &args.set)?, args)?,
+        (None, None) => unreachable!("BUG: the command line has one of them"),
+    };
     print(&verified.text)?;
-    for (path, text) in [(&args.trace, &verified.trace), (&args.picture, &verified.picture)] {
-        if let (Some(path), Some(text)) = (path, text) {
-            fs::write(path, text).map_err(|source| TrainError::Write { path: path.clone(), source })?;
-        }
+    for (path, text) in &verified.files {
+        fs::write(path, text).map_err(|source| TrainError::Write { path: path.clone(), source })?;
     }
     Ok(if verified.is_clean { Outcome::Done } else { Outcome::Found })
 }

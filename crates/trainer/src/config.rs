@@ -14,16 +14,16 @@ mod violation; // what is wrong, in one report
 pub use self::{
     batch::{Indivisible, Microbatches},
     choices::{
-        Arch, DeviceKind, Dispatch, GateMode, GraphScope, LossNormalization, Number, ProgressKind, Recompute,
-        ScheduleKind, TokenizerKind,
+        Arch, DeviceKind, Dispatch, LossNormalization, Number, ProgressKind, Recompute, ScheduleKind, TokenizerKind,
     },
     layout::LayoutConfig,
     schedule::Schedule,
     violation::{NoEffect, NotYet, Range, Report, Rule, Setting, SettingValue, Violation},
 };
 use crate::error::TrainError;
+pub use graphcap::{GateMode, GraphScope};
 use reader::Reader;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -168,30 +168,30 @@ pub struct GtpConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GraphConfig {
     /// How much of a step is captured as one graph. Default none.
+    #[serde(serialize_with = "as_text")]
     pub scope: GraphScope,
     /// Where graphs wait for parameters and gradients; none where there are no such graphs. Default in-graph.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "text_if_any")]
     pub gates: Option<GateMode>,
+}
+
+fn as_text<S: Serializer>(value: &GraphScope, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(value)
+}
+
+fn text_if_any<S: Serializer>(value: &Option<GateMode>, to: S) -> Result<S::Ok, S::Error> {
+    value.map(GateMode::name).serialize(to)
 }
 
 impl GraphConfig {
     /// What is captured; none: nothing.
     pub fn scope(&self) -> Option<graphcap::Scope> {
-        match self.scope {
-            GraphScope::None => None,
-            GraphScope::Layer => Some(graphcap::Scope::Layer),
-            GraphScope::Chunk => Some(graphcap::Scope::Chunk),
-            GraphScope::Microbatch => Some(graphcap::Scope::Microbatch),
-            GraphScope::Step => Some(graphcap::Scope::Step),
-        }
+        self.scope.captured()
     }
 
     /// Where graphs wait.
-    pub fn gate_mode(&self) -> graphcap::GateMode {
-        match self.gates {
-            Some(GateMode::BeforeReplay) => graphcap::GateMode::BeforeReplay,
-            Some(GateMode::InGraph) | None => graphcap::GateMode::InGraph,
-        }
+    pub fn gate_mode(&self) -> GateMode {
+        self.gates.unwrap_or(GateMode::InGraph)
     }
 }
 

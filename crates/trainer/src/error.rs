@@ -1,7 +1,7 @@
 //! Why a command of the trainer ends without its result.
 
 use crate::config::Report;
-use std::{io, path::PathBuf};
+use std::{error::Error as StdError, io, path::PathBuf, sync::Arc};
 
 /// Why a command of the trainer ends without its result.
 #[derive(Debug, thiserror::Error)]
@@ -117,6 +117,18 @@ pub enum TrainError {
         #[source]
         source: io::Error,
     },
+    /// Nothing moved for as long as the configuration says.
+    #[error(
+        "nothing completed for device.timeout_seconds = {seconds}: raise it if single operations take as long; if a rank \
+         is missing, what follows says where"
+    )]
+    NothingMoved {
+        /// The limit.
+        seconds: f64,
+        /// Who waited for what, and what is pending.
+        #[source]
+        source: Box<TrainError>,
+    },
     /// A device refused or failed.
     #[error(transparent)]
     Device(#[from] device::Error),
@@ -133,6 +145,24 @@ pub enum TrainError {
         wait: String,
         /// Names that occur.
         waits: Vec<String>,
+    },
+    /// A trace file cannot be opened.
+    #[error("cannot read trace '{path}'")]
+    OpenTrace {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system says.
+        #[source]
+        source: io::Error,
+    },
+    /// A file is no trace, or only a part of one.
+    #[error("cannot check trace '{path}'")]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: graphcap::verify::TraceError,
     },
     /// From the crate below.
     #[error(transparent)]
@@ -163,4 +193,57 @@ pub enum TrainError {
         #[source]
         source: serde_json::Error,
     },
+}
+
+impl TrainError {
+    /// With the name of the setting, if this is about its limit.
+    pub(crate) fn name_limit(self, seconds: f64) -> TrainError {
+        let first: &(dyn StdError + 'static) = match &self {
+            TrainError::Device(error) => error,
+            TrainError::Group(error) => error,
+            TrainError::Ddp(error) => error,
+            TrainError::Graph(error) => error,
+            TrainError::Model(error) => error,
+            other => other,
+        };
+        if is_timeout(first) { TrainError::NothingMoved { seconds, source: Box::new(self) } } else { self }
+    }
+}
+
+/// A wait that was given up is among an error's causes.
+fn is_timeout(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let error = error.downcast_ref::<Arc<dyn StdError + Send + Sync>>().map_or(error, |shared| &**shared);
+        if matches!(error.downcast_ref(), Some(device::Error::Timeout { .. })) {
+            return true;
+        }
+        // A transparent error stands in for the one inside.
+        if let Some(TrainError::Device(device::Error::Timeout { .. })) = error.downcast_ref() {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_named_whoever_gives_up_and_nothing_else_is() {
+        let (what, after) = ("stream 'main'".to_owned(), std::time::Duration::from_millis(1));
+        let over =
+            || device::Error::Timeout { rank: 1, what: what.clone(), after, pending: device::Pending::default() };
+        let of_rank = |error: TrainError| {
+            TrainError::Group(pgroups::PgError::RankFailed { rank: pgroups::GlobalRank(1), source: Arc::new(error) })
+        };
+        for error in [TrainError::Device(over()), of_rank(TrainError::Device(over()))] {
+            let text = error.name_limit(0.25).to_string();
+            assert!(text.contains("device.timeout_seconds = 0.25: raise it"), "{text}");
+        }
+        let other = of_rank(TrainError::DryHasNoLosses).name_limit(0.25);
+        assert!(matches!(other, TrainError::Group(_)), "{other}");
+    }
 }

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         Ok(Outcome::Found) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {:#}", anyhow::Error::new(error));
-            ExitCode::FAILURE
+            ExitCode::from(cli.error_code())
         }
     }
 }

@@ -31,6 +31,7 @@ mod writer; // text from the trained model
 
 #[cfg(test)]
 pub(crate) use self::rank::gpt_plan;
+pub(crate) use self::rank::lay_out;
 pub use self::{
     data_parallel::ParallelSummary,
     peak::product_peak,

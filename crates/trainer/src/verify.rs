@@ -1,12 +1,15 @@
-//! Steps of a configuration, proved free of races.
+//! Steps of a configuration, or a trace of some, proved free of races.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write,
+    fs::File,
+    io::BufReader,
+    path::{Path, PathBuf},
 };
 
 use device::{Label, Machine, Trace, TraceEvent, TraceNodeKind, WaitOutcome};
-use graphcap::verify::{Picture, Report, VerifyOptions, file, verify};
+use graphcap::verify::{Picture, Report, VerifyOptions, file, shrink, verify};
 
 use crate::{Config, TrainError, VerifyArgs, VerifyOn, trace_steps};
 
@@ -20,10 +23,8 @@ const MICROBATCHES: u64 = 2;
 pub(crate) struct Verified {
     pub(crate) is_clean: bool,
     pub(crate) text: String,
-    /// As a file, if it is asked for.
-    pub(crate) trace: Option<String>,
-    /// Of the first finding, if there is one.
-    pub(crate) picture: Option<String>,
+    /// To be written, with what they hold.
+    pub(crate) files: Vec<(PathBuf, String)>,
 }
 
 /// Runs three steps of two microbatches, the host ahead of the device, with an evaluation behind the second one, and
@@ -33,16 +34,18 @@ pub(crate) fn verify_run(config: &Config, args: &VerifyArgs) -> Result<Verified,
     let per_step = config.train.micro_batch * config.layout.data_ranks() * MICROBATCHES;
     config.train.global_batch = per_step;
     (config.train.eval_interval, config.train.eval_samples) = (STEPS - 1, per_step);
-    let machines: Vec<(String, Machine)> = match args.on() {
-        VerifyOn::Dry => vec![("dry".to_owned(), Machine::dry())],
-        VerifyOn::Sim => {
-            (0..args.seeds.unwrap_or(1)).map(|seed| (format!("sim, seed {seed}"), Machine::sim(seed))).collect()
-        }
+    let seeds: Vec<Option<u64>> = match args.on() {
+        VerifyOn::Dry => vec![None],
+        VerifyOn::Sim => args.seeds().map(Some).collect(),
     };
     let mut text = String::new();
     let mut last = None;
     let mut dropped = BTreeMap::new();
-    for (on, machine) in machines {
+    for seed in seeds {
+        let (on, machine) = match seed {
+            None => ("dry".to_owned(), Machine::dry()),
+            Some(seed) => (format!("sim, seed {seed}"), Machine::sim(seed)),
+        };
         args.drop.iter().for_each(|wait| machine.drop_waits(wait.clone()));
         let trace = trace_steps(&config, &machine, STEPS)?;
         for wait in &args.drop {
@@ -50,8 +53,11 @@ pub(crate) fn verify_run(config: &Config, args: &VerifyArgs) -> Result<Verified,
         }
         let report = verify(&trace, &VerifyOptions::default());
         let steps = format!("{STEPS} steps of {MICROBATCHES} microbatches, an evaluation behind the second ({on})");
-        writeln!(text, "{steps}\n{report}").expect("BUG: writing to a string");
+        line(&mut text, &format!("{steps}\n{report}"));
         let is_clean = report.is_clean();
+        if let (false, Some(seed)) = (is_clean, seed) {
+            line(&mut text, &format!("this order again: {}", again(args, seed)));
+        }
         last = Some((trace, report));
         if !is_clean {
             break;
@@ -62,18 +68,74 @@ pub(crate) fn verify_run(config: &Config, args: &VerifyArgs) -> Result<Verified,
         if times == 0 {
             return Err(TrainError::NothingDropped { wait: wait.clone(), waits: waits(&trace) });
         }
-        let covered = if report.is_clean() { ": each is covered by others here" } else { "" };
-        writeln!(text, "{times} waits named '{wait}' were dropped{covered}").expect("BUG: writing to a string");
+        let covered = match (report.is_clean(), times) {
+            (false, _) => "",
+            (true, 1) => ": it is covered by others here",
+            (true, _) => ": each is covered by others here",
+        };
+        let waits = if times == 1 { "1 wait".to_owned() } else { format!("{times} waits") };
+        let were = if times == 1 { "was" } else { "were" };
+        line(&mut text, &format!("{waits} named '{wait}' {were} dropped{covered}"));
     }
-    if report.is_clean() && args.picture.is_some() {
-        text.push_str("no picture: there is nothing to draw\n");
+    told(trace, report, text, args)
+}
+
+/// Checks a trace that was written.
+pub(crate) fn verify_file(path: &Path, args: &VerifyArgs) -> Result<Verified, TrainError> {
+    let opened = File::open(path).map_err(|source| TrainError::OpenTrace { path: path.to_owned(), source })?;
+    let trace = file::read(BufReader::new(opened));
+    let trace = trace.map_err(|source| TrainError::Trace { path: path.to_owned(), source })?;
+    let report = verify(&trace, &VerifyOptions::default());
+    let text = format!("trace '{}'\n{report}\n", path.display());
+    told(trace, report, text, args)
+}
+
+/// With the files that are asked for.
+fn told(trace: Trace, report: Report, mut text: String, args: &VerifyArgs) -> Result<Verified, TrainError> {
+    let mut files = Vec::new();
+    if let Some(path) = &args.trace {
+        files.push((path.clone(), written(&trace)));
     }
-    Ok(Verified {
-        is_clean: report.is_clean(),
-        text,
-        trace: args.trace.as_ref().map(|_| written(&trace)),
-        picture: drawn(&trace, &report),
-    })
+    match (&args.picture, report.findings().first()) {
+        (Some(path), Some(finding)) => files.push((path.clone(), Picture::new(&trace, finding).to_svg())),
+        (Some(_), None) => line(&mut text, "no picture: there is nothing to draw"),
+        (None, _) => {}
+    }
+    match &args.shrunk {
+        Some(path) if !report.is_clean() => {
+            let shrunk = shrink(&trace, &VerifyOptions::default(), 0);
+            let shrunk = shrunk.map_err(|source| TrainError::Trace { path: path.clone(), source })?;
+            let (before, after) = (shrunk.events_before, shrunk.trace.events.len());
+            line(&mut text, &format!("{after} of {before} events have the first finding: '{}'", path.display()));
+            files.push((path.clone(), written(&shrunk.trace)));
+        }
+        Some(_) => line(&mut text, "no smaller trace: there is no finding to keep"),
+        None => {}
+    }
+    Ok(Verified { is_clean: report.is_clean(), text, files })
+}
+
+/// The command that runs one order of these steps.
+fn again(args: &VerifyArgs, seed: u64) -> String {
+    let mut words = vec!["trainer".to_owned(), "verify".to_owned()];
+    words.extend(args.config.iter().map(|path| quoted(&path.to_string_lossy())));
+    words.extend(args.set.iter().flat_map(|set| ["--set".to_owned(), quoted(set)]));
+    words.extend(args.drop.iter().flat_map(|wait| ["--drop".to_owned(), quoted(wait)]));
+    words.extend(["--seed".to_owned(), seed.to_string()]);
+    words.join(" ")
+}
+
+/// As a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+fn line(text: &mut String, line: &str) {
+    writeln!(text, "{line}").expect("BUG: writing to a string");
 }
 
 /// Waits in a trace with what became of each: those of streams, of launched graphs, and inside them.
@@ -108,6 +170,14 @@ fn written(trace: &Trace) -> String {
     String::from_utf8(bytes).expect("BUG: a trace is text")
 }
 
-fn drawn(trace: &Trace, report: &Report) -> Option<String> {
-    report.findings().first().map(|finding| Picture::new(trace, finding).to_svg())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_as_a_shell_needs_it() {
+        let words = ["a/b.toml", "optimizer.lr=1e-3", "data.path=a b", "x='1'", ""];
+        let want = ["a/b.toml", "optimizer.lr=1e-3", "'data.path=a b'", r"'x='\''1'\'''", "''"];
+        assert_eq!(words.map(quoted), want);
+    }
 }

@@ -62,7 +62,6 @@ fn every_order_of_a_small_program_gives_one_result_and_without_releases_several(
     assert!(with.complete, "{} orders", with.runs);
     let want = [1.0f32, 1.0, 0.0, 0.0, -2.0, -2.0, -5.0, -5.0].map(f32::to_bits).to_vec();
     assert_eq!(with.results.keys().collect::<Vec<_>>(), [&want]);
-    assert!(with.runs > 50, "{} orders are no search", with.runs);
     let without = all(false);
     assert!(without.results.len() > 1, "{} orders", without.runs);
 }

@@ -1,13 +1,13 @@
 //! The scheduler: queues of all streams of all ranks, and one step at a time.
 
 use std::{
-    collections::VecDeque,
     sync::{Arc, Condvar, Mutex, MutexGuard, atomic::Ordering},
     thread,
 };
 
 use super::{
-    chooser::{Choice, Chooser},
+    chooser::Chooser,
+    guide::Followed,
     hosts::Host,
     state::{Candidate, Lane, Meet, State, key},
 };
@@ -37,8 +37,15 @@ impl SimEngine {
         self.computes
     }
 
-    pub(crate) fn choices(&self) -> Vec<Choice> {
-        self.lock().chooser.asked().to_vec()
+    /// What a guided run has shown; once it is over.
+    pub(crate) fn followed(&self) -> Option<Followed> {
+        let mut state = self.lock();
+        let left_over = !state.streams.values().all(Lane::is_idle);
+        let guide = state.chooser.guide()?;
+        if left_over {
+            guide.leaves_over();
+        }
+        Some(guide.take())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -59,14 +66,21 @@ impl SimEngine {
     }
 
     pub(crate) fn open(&self, stream: &Arc<StreamInner>) {
-        let lane = Lane { stream: Arc::downgrade(stream), queue: VecDeque::new(), meet: None, launch: None };
-        self.lock().streams.insert(key(stream), lane);
+        let mut state = self.lock();
+        if let Some(guide) = state.chooser.guide() {
+            guide.opened(&stream.device);
+        }
+        state.streams.insert(key(stream), Lane::new(stream));
     }
 
     pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) {
         let mut state = self.lock();
-        let lane = state.streams.get_mut(&key(stream));
-        lane.expect("BUG: a stream that was never opened").queue.push_back(item);
+        let State { streams, chooser, .. } = &mut *state;
+        let lane = streams.get_mut(&key(stream)).expect("BUG: a stream that was never opened");
+        lane.queue.push_back(item);
+        if let Some(guide) = chooser.guide() {
+            lane.submitted.push_back(guide.host_past());
+        }
     }
 
     /// Called with and without the scheduler's lock, so it only lowers the flag.
@@ -77,6 +91,9 @@ impl SimEngine {
     pub(crate) fn close(&self, stream: &Arc<StreamInner>) {
         let mut state = self.free();
         let Some(mut lane) = state.streams.remove(&key(stream)) else { return };
+        if let Some(guide) = state.chooser.guide().filter(|_| !lane.is_idle()) {
+            guide.leaves_over();
+        }
         if let Some(Meet::Here { exchange, member }) = lane.meet {
             // All have come, so it is under way: this member's part is waited for, as a running operation is.
             exchange.take(self.computes);
@@ -157,12 +174,13 @@ impl SimEngine {
             state.driver = Some(thread::current().id());
             while !mark.is_done() {
                 let moved;
-                (state, moved) = self.step(state);
+                (state, moved) = self.step(state, Some(mark));
                 if !moved {
                     state.deadlock(&[device], Asked(vec![(rank, format!("to wait for {what}"))]));
                 }
             }
             state.driver = None;
+            state.chooser.guide().into_iter().for_each(|guide| guide.host_waited(mark));
             self.turn.notify_all();
             return Waited::Done;
         }
@@ -172,6 +190,7 @@ impl SimEngine {
         state = self.pass_turn(state);
         state = self.await_turn(state, rank, &device.machine);
         state.hosts.by_rank.insert(rank, Host::Running);
+        state.chooser.guide().into_iter().for_each(|guide| guide.host_waited(mark));
         Waited::Done
     }
 
@@ -207,7 +226,7 @@ impl SimEngine {
         state.driver = Some(thread::current().id());
         while !state.hosts.by_rank.is_empty() && !state.hosts.pass_turn() {
             let moved;
-            (state, moved) = self.step(state);
+            (state, moved) = self.step(state, None);
             if !moved {
                 let devices = state.devices_of_hosts();
                 let devices: Vec<&DeviceInner> = devices.iter().map(|d| &**d).collect();
@@ -219,8 +238,13 @@ impl SimEngine {
         state
     }
 
-    /// Runs one thing, or settles what costs no time; false if nothing can move.
-    fn step<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, bool) {
+    /// Runs one thing, or settles what costs no time; false if nothing can move. `awaited` is what the only host waits
+    /// for, if no host is registered: once it is done, that host goes on before anything else runs.
+    fn step<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        awaited: Option<&Arc<Mark>>,
+    ) -> (MutexGuard<'a, State>, bool) {
         let mut settled = state.settle_all();
         while !state.spent.is_empty() {
             // They may own the last handles of streams, whose drop comes back here: not under the lock.
@@ -230,12 +254,11 @@ impl SimEngine {
             state = self.lock();
             settled |= state.settle_all();
         }
-        if state.heads.is_empty() || (settled && state.hosts.can_pass()) {
+        let can_go_on = state.hosts.can_pass() || awaited.is_some_and(|mark| mark.is_done());
+        if state.heads.is_empty() || (settled && can_go_on) {
             return (state, settled);
         }
-        let of = state.heads.len();
-        let picked = state.chooser.pick(of);
-        let head = state.heads[picked];
+        let head = state.pick();
         let candidate = state.candidate(head);
         state.step += 1;
         let step = state.step;

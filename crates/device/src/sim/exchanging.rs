@@ -1,7 +1,8 @@
 //! A joint operation under way: sources are taken at once, destinations written member by member.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
+use super::past::Past;
 use crate::{
     cpu,
     exchange::Piece,
@@ -14,12 +15,14 @@ pub(super) struct Exchanging {
     pieces: Vec<Piece>,
     /// Values by piece, then by source. `None` until taken, empty on `dry`.
     taken: Mutex<Option<Vec<Vec<Vec<u8>>>>>,
+    /// In a search: what comes before the parts are delivered.
+    pub(super) past: OnceLock<Past>,
 }
 
 impl Exchanging {
     pub(super) fn new(arrivals: Vec<Arrival>) -> Self {
         let pieces = pieces_of(&arrivals);
-        Exchanging { arrivals, pieces, taken: Mutex::new(None) }
+        Exchanging { arrivals, pieces, taken: Mutex::new(None), past: OnceLock::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Vec<Vec<Vec<u8>>>>> {

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::state::Meet;
+use super::{past::Past, state::Meet};
 use crate::launch::LaunchBody;
 
 pub(super) struct Running {
@@ -16,18 +16,32 @@ pub(super) struct Running {
     pub(super) ready: BTreeSet<u32>,
     pub(super) meets: BTreeMap<u32, Meet>,
     left: usize,
+    /// In a search: what comes before the launch, and by node what comes before what is behind it.
+    before: Past,
+    pub(super) pasts: BTreeMap<u32, Past>,
 }
 
 impl Running {
-    pub(super) fn new(launch: Arc<LaunchBody>) -> Running {
+    pub(super) fn new(launch: Arc<LaunchBody>, before: Past) -> Running {
         let pending: Vec<usize> = launch.exec.graph.nodes.iter().map(|node| node.behind.len()).collect();
         let ready = (0..pending.len() as u32).filter(|node| pending[*node as usize] == 0).collect();
         let left = pending.len();
-        Running { launch, pending, ready, meets: BTreeMap::new(), left }
+        Running { launch, pending, ready, meets: BTreeMap::new(), left, before, pasts: BTreeMap::new() }
     }
 
     pub(super) fn is_over(&self) -> bool {
         self.left == 0
+    }
+
+    /// What comes before `node`, as far as it is known.
+    pub(super) fn past(&self, node: u32) -> Past {
+        let behind = &self.launch.exec.graph.nodes[node as usize].behind;
+        behind.iter().filter_map(|node| self.pasts.get(node)).fold(self.before.clone(), Past::and)
+    }
+
+    /// What comes before whatever is behind the launch.
+    pub(super) fn end(&self) -> Past {
+        self.pasts.values().fold(self.before.clone(), Past::and)
     }
 
     pub(super) fn finish(&mut self, node: u32) {

@@ -7,7 +7,7 @@ use std::{
     thread::ThreadId,
 };
 
-use super::{chooser::Chooser, exchanging::Exchanging, hosts::Hosts, running::Running};
+use super::{chooser::Chooser, exchanging::Exchanging, hosts::Hosts, past::Past, running::Running};
 use crate::{
     Asked, Departure, Error, cpu,
     device::DeviceInner,
@@ -23,8 +23,8 @@ pub(super) type Key = (u32, u32);
 /// Something that may run: at the head of a stream, or a node of the launch there.
 #[derive(Clone, Copy)]
 pub(super) struct Head {
-    key: Key,
-    node: Option<u32>,
+    pub(super) key: Key,
+    pub(super) node: Option<u32>,
 }
 
 /// All that the lock guards.
@@ -53,6 +53,29 @@ pub(super) struct Lane {
     pub(super) meet: Option<Meet>,
     /// A launch under way: the stream goes on when it has ended.
     pub(super) launch: Option<Running>,
+    /// In a search: what comes before the head of the queue, and by item what came before its submission.
+    pub(super) past: Past,
+    pub(super) submitted: VecDeque<Past>,
+}
+
+impl Lane {
+    pub(super) fn new(stream: &Arc<StreamInner>) -> Lane {
+        let (queue, submitted) = (VecDeque::new(), VecDeque::new());
+        Lane { stream: Arc::downgrade(stream), queue, meet: None, launch: None, past: Past::default(), submitted }
+    }
+
+    /// Nothing is queued, and nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.launch.is_none()
+    }
+
+    /// Takes the next item, which has come to its end or begins.
+    pub(super) fn next(&mut self) -> Option<Item> {
+        if let Some(past) = self.submitted.pop_front() {
+            self.past.join(&past);
+        }
+        self.queue.pop_front()
+    }
 }
 
 /// Where a stream is in a joint operation.
@@ -134,7 +157,7 @@ impl State {
             }
             _ => {
                 let stream = stream();
-                match lane.queue.pop_front() {
+                match lane.next() {
                     Some(Item::Op(body)) => Candidate::Op(stream, OpAt::Eager(body)),
                     _ => unreachable!("BUG: stream '{}' has nothing to run", stream.name),
                 }
@@ -150,7 +173,7 @@ impl State {
             (Some(node), Some(running)) => running.finish(node),
             _ => {
                 lane.meet = None;
-                lane.queue.pop_front();
+                lane.next();
             }
         }
     }
@@ -193,7 +216,7 @@ impl State {
                         return moved;
                     }
                     lane.meet = None;
-                    lane.queue.pop_front();
+                    lane.next();
                 }
                 Some(Meet::Here { exchange, member }) => {
                     if *member == 0 || exchange.is_taken() {
@@ -204,11 +227,19 @@ impl State {
                 None => match lane.queue.front() {
                     None => return moved,
                     Some(Item::Wait(mark)) if !mark.is_done() => return moved,
-                    Some(Item::Wait(_)) => drop(lane.queue.pop_front()),
+                    Some(Item::Wait(mark)) => {
+                        if let Some(guide) = self.chooser.guide() {
+                            lane.past.join(&guide.past_of(mark));
+                        }
+                        lane.next();
+                    }
                     Some(Item::Record(mark)) => {
-                        let parked = mark.complete();
+                        let (parked, mark) = (mark.complete(), mark.clone());
                         debug_assert!(parked.is_empty(), "BUG: the simulator asks marks, it never parks");
-                        lane.queue.pop_front();
+                        lane.next();
+                        if let Some(guide) = self.chooser.guide() {
+                            guide.reached(&mark, lane.past.clone());
+                        }
                     }
                     Some(Item::Op(_)) => {
                         self.heads.push(Head { key, node: None });
@@ -222,8 +253,8 @@ impl State {
                     }
                     Some(Item::Launch(launch)) => {
                         let launch = launch.clone().expect("BUG: a launch that has begun begins again");
-                        lane.launch = Some(Running::new(launch));
-                        lane.queue.pop_front();
+                        lane.next();
+                        lane.launch = Some(Running::new(launch, lane.past.clone()));
                     }
                 },
             }
@@ -245,6 +276,10 @@ impl State {
             if let Some(running) = lane.launch.take_if(|running| running.is_over()) {
                 let parked = running.launch.finish();
                 debug_assert!(parked.is_empty(), "BUG: the simulator asks marks, it never parks");
+                if let Some(guide) = self.chooser.guide() {
+                    lane.past = running.end();
+                    guide.reached(&running.launch.end, lane.past.clone());
+                }
                 self.spent.push(running);
                 return true;
             }
@@ -273,14 +308,24 @@ impl State {
             NodeKind::Wait(gate, _) => {
                 let open = launch.gate(gate).is_none_or(|mark| mark.is_done());
                 if open {
+                    if let Some(guide) = self.chooser.guide() {
+                        let gate = launch.gate(gate).map(|mark| guide.past_of(mark)).unwrap_or_default();
+                        running.pasts.insert(node, running.past(node).and(&gate));
+                    }
                     launch.start(1);
                     running.finish(node);
                 }
                 open
             }
             NodeKind::Record(gate) => {
-                let parked = launch.gate(gate).expect("BUG: a record without a mark").complete();
+                let mark = launch.gate(gate).expect("BUG: a record without a mark");
+                let parked = mark.complete();
                 debug_assert!(parked.is_empty(), "BUG: the simulator asks marks, it never parks");
+                if let Some(guide) = self.chooser.guide() {
+                    let past = running.past(node);
+                    guide.reached(mark, past.clone());
+                    running.pasts.insert(node, past);
+                }
                 launch.start(1);
                 running.finish(node);
                 true

@@ -15,8 +15,9 @@ use super::{
     setup::{ExpertOverlap, PipelineSetup},
     violation::{ScheduleViolation, ScheduleViolations},
 };
+use crate::Scope;
 
-/// How much one captured graph holds.
+/// How much one captured graph holds, as a setting: nothing, or a [`Scope`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum GraphScope {
     /// Nothing is captured.
@@ -38,13 +39,25 @@ impl GraphScope {
 
     /// As it is written in settings.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             GraphScope::None => "none",
             GraphScope::Layer => "layer",
             GraphScope::Chunk => "chunk",
             GraphScope::Microbatch => "microbatch",
             GraphScope::Step => "step",
+        }
+    }
+
+    /// What is captured, if anything is.
+    #[must_use]
+    pub const fn captured(self) -> Option<Scope> {
+        match self {
+            GraphScope::None => None,
+            GraphScope::Layer => Some(Scope::Layer),
+            GraphScope::Chunk => Some(Scope::Chunk),
+            GraphScope::Microbatch => Some(Scope::Microbatch),
+            GraphScope::Step => Some(Scope::Step),
         }
     }
 
@@ -64,6 +77,17 @@ impl GraphScope {
             broken.push(ScheduleViolation::ScopeAcrossOverlap { scope: self });
         }
         ScheduleViolations::of(broken)
+    }
+}
+
+impl From<Scope> for GraphScope {
+    fn from(scope: Scope) -> GraphScope {
+        match scope {
+            Scope::Layer => GraphScope::Layer,
+            Scope::Chunk => GraphScope::Chunk,
+            Scope::Microbatch => GraphScope::Microbatch,
+            Scope::Step => GraphScope::Step,
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub enum TraceError {
         found: String,
     },
     /// Nothing to shrink: the trace has no such finding.
-    #[error("the trace has {findings} finding(s), none with number {asked}; numbers start at 0")]
+    #[error("the trace has {}, none with number {asked}; numbers start at 0", super::counted(*.findings as u64, "finding"))]
     NoSuchFinding {
         /// How many there are.
         findings: usize,

@@ -177,6 +177,26 @@ pub enum Finding {
     CallOrder(Vec<Place>),
 }
 
+impl Finding {
+    /// What findings are told together by: waits that were taken away, or the kind of mistake.
+    pub(super) fn kind(&self) -> String {
+        match self {
+            Finding::Race(race) if race.dropped.is_empty() => "races".to_owned(),
+            Finding::Race(race) => {
+                let names: Vec<String> = race.dropped.iter().map(|why| format!("'{why}'")).collect();
+                format!("without {}", names.join(" or "))
+            }
+            Finding::Stale(_) => "stale reads".to_owned(),
+            Finding::PublishedTwice { .. } => "writes that are published twice".to_owned(),
+            Finding::ReducedEarly { .. } => "buckets that are reduced too early".to_owned(),
+            Finding::ForbiddenInGraph { .. } => "inside graphs that are smaller than a step".to_owned(),
+            Finding::ForeignWait { why, .. } => format!("nothing was recorded for '{why}'"),
+            Finding::Disagree { .. } | Finding::Missing { .. } => "calls that do not meet".to_owned(),
+            Finding::Circle(_) | Finding::CallOrder(_) => "orders that can lock up".to_owned(),
+        }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -201,7 +221,10 @@ impl fmt::Display for Finding {
                 asked.iter().try_for_each(|member| write!(f, "\n  rank {} asks for {}", member.rank, member.asks))
             }
             Finding::Missing { group, seq, waiting, missing } => {
-                write!(f, "call {seq} of group '{group}' never happens: rank(s) {missing:?} do not call\n  {waiting}")
+                let who = if missing.len() == 1 { "rank" } else { "ranks" };
+                let list = missing.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+                let verb = if missing.len() == 1 { "does" } else { "do" };
+                write!(f, "call {seq} of group '{group}' never happens: {who} {list} {verb} not call\n  {waiting}")
             }
             Finding::Circle(circle) => {
                 f.write_str("streams wait for each other in a circle:")?;

@@ -308,7 +308,12 @@ impl Drawing<'_> {
             }
         }
         if let [first, second] = culprits[..] {
-            self.arrow(first, second, "nothing orders these".into(), Kind::Missing);
+            let names: Vec<String> = dropped.iter().map(|why| format!("'{why}'")).collect();
+            let text = match names.is_empty() {
+                true => "nothing orders these".to_owned(),
+                false => format!("nothing orders these: no {}", names.join(", ")),
+            };
+            self.arrow(first, second, text, Kind::Missing);
         }
     }
 

@@ -1,9 +1,12 @@
 //! A smallest trace that still has a finding.
 //!
-//! Ranks go first, then halves, quarters, and so on down to single events; calls of one joint operation go together.
+//! Ranks go first, then halves, quarters, and so on down to single events, then nodes of launched graphs in the same way;
+//! calls of one joint operation go together.
 //! A smaller trace counts only if it has the finding and no other kind of finding than the whole one: so what orders the
 //! operations that are left stays, and a wait does not go before what it orders. Source for the order of attempts:
 //! A. Zeller, R. Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28(2), 2002.
+
+mod nodes; // graphs without some of their nodes
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +25,7 @@ use crate::verify::TraceError;
 /// See [`shrink`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shrunk {
-    /// The smaller trace. Positions and generations are those of the whole one.
+    /// The smaller trace. Positions and generations are those of the whole one; nodes of graphs are numbered anew.
     pub trace: Trace,
     /// The finding, as the smaller trace has it.
     pub finding: Finding,
@@ -52,7 +55,15 @@ pub fn shrink(trace: &Trace, options: &VerifyOptions, which: usize) -> Result<Sh
             best = less;
         }
     }
-    best = fewest_units(best, &attempt);
+    // Without a node, some event outside may say nothing any more.
+    loop {
+        let size = size_of(&best);
+        best = fewest(best, &attempt, units, without);
+        best = fewest(best, &attempt, nodes::units, nodes::without);
+        if size_of(&best) == size {
+            break;
+        }
+    }
     let finding = attempt.has(&best).unwrap_or_else(|| target.clone());
     Ok(Shrunk { trace: best, finding, events_before: trace.events.len() })
 }
@@ -115,8 +126,22 @@ fn rank_of(event: &TraceEvent) -> u32 {
     }
 }
 
+/// Events, and nodes of launches.
+fn size_of(trace: &Trace) -> usize {
+    let size = |event: &TraceEvent| match event {
+        TraceEvent::Launch { graph, .. } => 1 + graph.nodes.len(),
+        _ => 1,
+    };
+    trace.events.iter().map(size).sum()
+}
+
 /// Smaller and smaller pieces are taken away, as long as any can be.
-fn fewest_units(mut best: Trace, attempt: &Attempt) -> Trace {
+fn fewest<U: Ord + Copy>(
+    mut best: Trace,
+    attempt: &Attempt,
+    units: impl Fn(&Trace) -> Vec<Vec<U>>,
+    without: impl Fn(&Trace, &BTreeSet<U>) -> Option<Trace>,
+) -> Trace {
     let mut size = units(&best).len().div_ceil(2).max(1);
     loop {
         let mut less = false;
@@ -126,7 +151,7 @@ fn fewest_units(mut best: Trace, attempt: &Attempt) -> Trace {
             if from >= units.len() {
                 break;
             }
-            let gone: BTreeSet<usize> = units[from..units.len().min(from + size)].iter().flatten().copied().collect();
+            let gone: BTreeSet<U> = units[from..units.len().min(from + size)].iter().flatten().copied().collect();
             match without(&best, &gone).filter(|less| attempt.has(less).is_some()) {
                 Some(smaller) => (best, less) = (smaller, true),
                 None => from += size,

@@ -368,5 +368,33 @@ fn equal_mistakes_are_told_once_and_counted() {
     let report = report(&script);
     only(&report);
     assert_eq!(report.repeats(), 9);
-    assert!(report.to_string().ends_with("20 operations on 1 ranks: 1 finding(s), and 9 more like them"), "{report}");
+    assert!(report.to_string().ends_with("20 operations on 1 rank: 1 finding, and 9 more like them"), "{report}");
+}
+
+#[test]
+fn findings_are_told_together_by_the_wait_that_is_missing_and_counted() {
+    let mut script = Script::default();
+    for buffer in 0..3u32 {
+        script.op_named(0, 0, &format!("write{buffer}"), vec![access(0, buffer, Mode::Write, 0..8)]);
+        script.record(0, 0, "e");
+        let why = ["test.a", "test.b", "test.a"][buffer as usize];
+        // Each reader has a stream of its own, so that no other wait covers the one that is missing.
+        script.wait(0, 1 + buffer, "e", why, WaitOutcome::Dropped);
+        script.op_named(0, 1 + buffer, &format!("read{buffer}"), vec![access(0, buffer, Mode::Read, 0..8)]);
+    }
+    let report = verify(&script.trace, &VerifyOptions::default());
+    let text = report.to_string();
+    let heads: Vec<&str> =
+        text.lines().filter(|line| line.contains(": ") && line.starts_with(['w', '3', '6'])).collect();
+    assert_eq!(
+        heads,
+        ["without 'test.a': 2 findings", "without 'test.b': 1 finding", "6 operations on 1 rank: 3 findings"]
+    );
+    let numbered: Vec<&str> =
+        text.lines().filter_map(|line| line.split_once(". race")).map(|(number, _)| number).collect();
+    assert_eq!(numbered, ["1", "2", "3"]);
+    // The numbers are those of the list.
+    assert!(report.findings()[2].to_string().contains("'m1'"), "{text}");
+    let picture = Picture::new(&script.trace, &report.findings()[2]).to_svg();
+    assert!(picture.contains("nothing orders these: no 'test.b'"), "{picture}");
 }

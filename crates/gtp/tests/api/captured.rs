@@ -1,7 +1,10 @@
 //! Graphs of sharded passes: whole passes and layers, in order and out of it.
 
-use graphcap::{GateMode, Graph, GraphConfig, GraphSet, Scope};
-use gtp::PassKind;
+use graphcap::{
+    GateMode, Graph, GraphConfig, GraphSet, Scope,
+    verify::{VerifyOptions, verify},
+};
+use gtp::{Drain, PassKind};
 use pgroups::{Pass, Weights};
 
 use crate::api::rig::{Caught, Chain, Rig, backward, forward, machines, on_all, train};
@@ -114,4 +117,72 @@ fn a_layer_that_is_replayed_without_its_producer_gathers_by_itself() {
             }
         }
     }
+}
+
+#[test]
+fn layers_that_drain_in_two_stages_give_the_bits_of_eager_passes_and_race_with_nobody() {
+    let chain = Chain { alignment: 2, drain: Drain::TwoStage, ..Chain::new(3, &[4, 7, 5, 7, 3]) };
+    for machine in machines() {
+        let want = eager(&chain, &machine, 5);
+        for gates in MODES {
+            machine.trace_start();
+            let got = on_all(&machine, &chain, |mut rig| {
+                let all = rig.all();
+                (0..2).try_for_each(|_| rig.pass(&all))?;
+                rig.rank.device.synchronize()?;
+                let mut set = set(&rig, Scope::Layer, gates)?;
+                let graphs = capture_layers(&mut rig, &mut set)?;
+                let lanes = [rig.compute.clone(), rig.rank.device.stream("second")?];
+                let replay = |at: usize| graphs[at].replay(&lanes[at % 2], &[]);
+                (0..2).try_for_each(|_| (0..graphs.len()).try_for_each(replay))?;
+                rig.gtp.follow_graphs(&rig.compute)?;
+                rig.pass(&all)?;
+                rig.grads()
+            });
+            let report = verify(&machine.trace_stop(), &VerifyOptions::default());
+            assert_eq!(got.unwrap(), want, "{gates} on {}", machine.driver());
+            assert!(report.is_clean(), "{gates} on {}: {report}", machine.driver());
+        }
+    }
+}
+
+/// What the verifier says of two passes of layers on two streams in turn, without the waits of a name.
+fn without(why: Option<device::Why>) -> bool {
+    let chain = Chain { drain: Drain::TwoStage, ..Chain::new(2, &[4, 4, 4, 4, 4, 4]) };
+    let machine = device::Machine::dry();
+    why.into_iter().for_each(|why| machine.drop_waits(why));
+    machine.trace_start();
+    on_all(&machine, &chain, |mut rig| {
+        let all = rig.all();
+        rig.pass(&all)?;
+        rig.gtp.plan()?;
+        rig.rank.device.synchronize()?;
+        let mut set = set(&rig, Scope::Layer, GateMode::InGraph)?;
+        let graphs = capture_layers(&mut rig, &mut set)?;
+        let lanes = [rig.compute.clone(), rig.rank.device.stream("second")?];
+        let replay = |at: usize| graphs[at].replay(&lanes[at % 2], &[]);
+        (0..2).try_for_each(|_| (0..graphs.len()).try_for_each(replay))?;
+        rig.gtp.follow_graphs(&rig.compute)?;
+        rig.pass(&all)?;
+        Ok(rig.rank.device.synchronize()?)
+    })
+    .unwrap();
+    verify(&machine.trace_stop(), &VerifyOptions::default()).is_clean()
+}
+
+#[test]
+fn each_wait_of_two_stages_is_missed_when_it_is_left_out() {
+    use gtp::why;
+    assert!(without(None));
+    let needed = [
+        why::USE_AFTER_GATHER,
+        why::REDUCE_AFTER_GRAD,
+        why::GRAD_AFTER_REDUCE,
+        why::REDUCE_AFTER_REDUCE,
+        why::GRAPH_AFTER_GRAPH,
+        why::EAGER_AFTER_GRAPH,
+        why::END_AFTER_LANES,
+    ];
+    let missed: Vec<_> = needed.into_iter().filter(|why| without(Some(*why))).collect();
+    assert!(missed.is_empty(), "nobody notices that these are gone: {missed:?}");
 }

@@ -6,7 +6,7 @@ use device::{
     DType, Fresh, Machine, MemoryKind, Options, Stream, View,
     ops::{Accumulate, Finish, Gemm, Trans},
 };
-use gtp::{Gtp, GtpConfig, GtpPlan, PassKind, ShardAxis};
+use gtp::{Drain, Gtp, GtpConfig, GtpPlan, PassKind, ShardAxis};
 use pgroups::{
     Axis, Init, Key, Layout, LayoutConfig, Needs, ParamClass, ParamSet, ParamSpec, ParamTypes, Pass, Placement,
     ProcessGroups, Rank, Seed, Turn, Weights, local,
@@ -24,11 +24,12 @@ pub(crate) struct Chain {
     pub(crate) dims: Vec<usize>,
     pub(crate) alignment: usize,
     pub(crate) look_ahead: usize,
+    pub(crate) drain: Drain,
 }
 
 impl Chain {
     pub(crate) fn new(gtp: u32, dims: &[usize]) -> Chain {
-        Chain { gtp, dims: dims.to_vec(), alignment: 1, look_ahead: 1 }
+        Chain { gtp, dims: dims.to_vec(), alignment: 1, look_ahead: 1, drain: Drain::Whole }
     }
 
     fn layout(&self) -> Layout {
@@ -47,7 +48,7 @@ impl Chain {
 
     pub(crate) fn config(&self) -> GtpConfig {
         let axis = ShardAxis { look_ahead: self.look_ahead, ..ShardAxis::new(ParamClass::Dense, Axis::GTP) };
-        GtpConfig { axes: vec![axis], ..GtpConfig::default() }
+        GtpConfig { axes: vec![axis], drain: self.drain, ..GtpConfig::default() }
     }
 }
 

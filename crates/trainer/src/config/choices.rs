@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use graphcap::{GateMode, GraphScope};
+
 /// A closed set of named values.
 pub(crate) trait Choice: Copy + Sized + 'static {
     /// Every value with its name, in the order in which they are told to the user.
@@ -77,28 +79,6 @@ choices! {
         WithOptimizer = "with-optimizer",
     }
 
-    /// How much of a step is captured as one graph.
-    GraphScope {
-        /// Nothing: operations are submitted one by one.
-        None = "none",
-        /// One pass of a block.
-        Layer = "layer",
-        /// One pass of the model.
-        Chunk = "chunk",
-        /// Forward and backward of a microbatch.
-        Microbatch = "microbatch",
-        /// A whole step.
-        Step = "step",
-    }
-
-    /// Where graphs wait for parameters and gradients.
-    GateMode {
-        /// Before they begin.
-        BeforeReplay = "before-replay",
-        /// Inside, in front of the first reader of each bucket.
-        InGraph = "in-graph",
-    }
-
     /// How a number is stored.
     Number {
         /// 32 bits, IEEE.
@@ -131,5 +111,34 @@ choices! {
         Lines = "lines",
         /// Not at all.
         None = "none",
+    }
+}
+
+/// Named by the crate that captures.
+impl Choice for GraphScope {
+    const ALL: &'static [(&'static str, GraphScope)] = &[
+        (GraphScope::None.name(), GraphScope::None),
+        (GraphScope::Layer.name(), GraphScope::Layer),
+        (GraphScope::Chunk.name(), GraphScope::Chunk),
+        (GraphScope::Microbatch.name(), GraphScope::Microbatch),
+        (GraphScope::Step.name(), GraphScope::Step),
+    ];
+}
+
+impl Choice for GateMode {
+    const ALL: &'static [(&'static str, GateMode)] =
+        &[(GateMode::BeforeReplay.name(), GateMode::BeforeReplay), (GateMode::InGraph.name(), GateMode::InGraph)];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scope_and_gate_mode_can_be_chosen() {
+        let scopes = <GraphScope as Choice>::ALL.iter().map(|(_, scope)| *scope);
+        assert!(scopes.eq(GraphScope::ALL));
+        let gates = <GateMode as Choice>::ALL.iter().map(|(_, gates)| *gates);
+        assert!(gates.eq(GateMode::ALL));
     }
 }

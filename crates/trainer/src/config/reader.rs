@@ -245,15 +245,12 @@ impl Section {
 
     pub(crate) fn choice<C: Choice>(&mut self, key: &'static str) -> Option<C> {
         let value = self.take(key)?;
-        let Value::String(name) = &value else {
-            let first = Value::String(C::ALL[0].0.to_owned());
-            return self.wrong_type_or(key, &value, Wanted::Choice, Some(first));
-        };
-        if let Some((_, choice)) = C::ALL.iter().find(|(known, _)| known == name) {
+        let name = value.as_str();
+        if let Some((_, choice)) = C::ALL.iter().find(|(known, _)| Some(*known) == name) {
             return Some(*choice);
         }
         let known: Vec<&'static str> = C::ALL.iter().map(|(known, _)| *known).collect();
-        let nearest = nearest_word(name, known.iter().copied()).unwrap_or(known[0]);
+        let nearest = name.and_then(|name| nearest_word(name, known.iter().copied())).unwrap_or(known[0]);
         let nearest = Value::String(nearest.to_owned()).to_string();
         self.wrong(key, &value, Rule::OneOf { known }, nearest)
     }
@@ -328,7 +325,6 @@ enum Wanted {
     Whole,
     Number,
     Flag,
-    Choice,
     Text,
     Texts,
 }
@@ -339,7 +335,7 @@ impl Wanted {
             Wanted::Whole => "a whole number",
             Wanted::Number => "a number",
             Wanted::Flag => "true or false",
-            Wanted::Choice | Wanted::Text => "a string",
+            Wanted::Text => "a string",
             Wanted::Texts => "a string or a list of strings",
         }
     }
@@ -354,8 +350,6 @@ impl Wanted {
                 value.to_string().trim_matches('"').to_lowercase().as_str(),
                 "false" | "no" | "off" | "0" | "none"
             ))),
-            // Quotes around a number make no name of it.
-            Wanted::Choice => None,
             Wanted::Text | Wanted::Texts => match value {
                 Value::Array(list) if self == Wanted::Texts => Some(Value::Array(list.iter().map(as_text).collect())),
                 Value::Array(_) | Value::Table(_) => None,

@@ -10,7 +10,7 @@ use super::{
     reader::{Need, Reader, Section},
 };
 use data::Part;
-use model::LlamaConfig;
+use model::{ConfigRule, LlamaConfig};
 use pgroups::Order;
 use std::path::Path;
 
@@ -254,6 +254,9 @@ pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
     found.extend(dispatch_has_gathers(config));
     found.extend(gates_have_graphs(config));
     found.extend(shards_have_settings(config));
+    if found.is_empty() {
+        found.extend(layout_shares_the_model(config));
+    }
     found.extend(sequence_has_a_group(config));
     found
 }
@@ -277,6 +280,39 @@ fn shards_have_settings(config: &Config) -> Vec<Violation> {
         rule: no_effect(NoEffect::NoShards),
     };
     useless.map(told).collect()
+}
+
+/// What of the model does not divide over tensor groups and weight shards. Only asked once all else is right.
+fn layout_shares_the_model(config: &Config) -> Vec<Violation> {
+    let Err(violations) = crate::train::lay_out(config) else { return Vec::new() };
+    let told = |violation: &model::ConfigViolation| {
+        let section = if violation.setting == "alignment" { "gtp" } else { "model" };
+        let setting = |value: usize| Setting::new(format!("{section}.{}", violation.setting), value as i64);
+        let axis = |axis: &str, size: u32| Setting::new(format!("layout.{axis}"), size);
+        if let ConfigRule::SplitsTokens { seq_len, tp } = violation.rule {
+            let length = |n: u64| Setting::new("model.seq_len", n);
+            let nearest = nearest_multiples(tp.into(), seq_len as u64).into_iter().map(length);
+            return Violation {
+                settings: vec![length(seq_len as u64), axis("tp", tp)],
+                rule: Rule::SplitsTokens,
+                nearest: nearest.chain([Setting::new("layout.sequence_parallel", false)]).collect(),
+            };
+        }
+        let (settings, nearest) = match violation.rule {
+            ConfigRule::DividesOver { tp, nearest, nearest_tp } => {
+                let nearest = nearest.into_iter().map(setting);
+                (vec![axis("tp", tp)], nearest.chain([axis("tp", nearest_tp as u32)]).collect())
+            }
+            ConfigRule::PadsRows { gtp, .. } => (vec![axis("gtp", gtp)], vec![setting(1)]),
+            _ => (Vec::new(), Vec::new()),
+        };
+        let settings = [setting(violation.value)].into_iter().chain(settings).collect();
+        let problem = violation.to_string();
+        // Names and values stand in the line above.
+        let problem = problem.split_once(": ").map_or(problem.as_str(), |(_, rule)| rule).to_owned();
+        Violation { settings, rule: Rule::Share { problem }, nearest }
+    };
+    violations.0.iter().map(told).collect()
 }
 
 /// A rank that is alone in its tensor group keeps all tokens.

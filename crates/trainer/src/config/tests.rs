@@ -104,7 +104,7 @@ fn everything_that_is_wrong_is_in_one_report() {
         learning_rate = 1e-3
         [layout]
         dp = 2
-        tp = 2
+        pp = 2
         [optimiser]
         lr = 1
         [data]
@@ -125,7 +125,7 @@ fn everything_that_is_wrong_is_in_one_report() {
         "nearest valid: model.heads = 4  or  model.heads = 8  or  model.dim = 125  or  model.dim = 130",
         "train.global_batch = 10, train.micro_batch = 4, layout.dp = 2, layout.gtp = 1",
         "nearest valid: train.global_batch = 8  or  train.global_batch = 16  or  train.micro_batch = 1",
-        "layout.tp = 2\n    is not there yet",
+        "layout.pp = 2\n    is not there yet",
         "precision.grad = \"bf16\"\n    is not there yet",
         "[optimiser]\n    there is no such section",
         "train.learning_rate = 0.001\n    there is no such key; [train] has: steps, global_batch",
@@ -184,7 +184,11 @@ fn a_value_of_the_wrong_kind_names_the_key_and_what_is_wanted() {
         ("data.path=", "must be set"),
         ("data.split=0.9", "nearest valid: data.split = \"0.9\""),
         ("device.threads=0", "must be a whole number from 1"),
-        ("model.arch=2", "must be a string, not integer\n    nearest valid: model.arch = \"gpt2\""),
+        ("model.arch=2", "must be one of \"gpt2\", \"llama\"\n    nearest valid: model.arch = \"gpt2\""),
+        (
+            "graph.scope=true",
+            "must be one of \"none\", \"layer\", \"chunk\", \"microbatch\", \"step\"\n    nearest valid: graph.scope =",
+        ),
     ];
     for (setting, expected) in cases {
         let text = only(&[setting]);
@@ -304,8 +308,6 @@ fn a_step_of_more_tokens_than_are_counted_is_told_with_a_smaller_batch_and_a_sho
 #[test]
 fn what_this_version_cannot_do_is_refused_with_what_it_can() {
     let cases = [
-        ("layout.tp=2", "layout.tp = 1"),
-        ("layout.gtp=2", "layout.gtp = 1"),
         ("layout.cp=2", "layout.cp = 1"),
         ("layout.ep=2", "layout.ep = 1"),
         ("layout.pp=2", "layout.pp = 1"),
@@ -324,7 +326,10 @@ fn what_this_version_cannot_do_is_refused_with_what_it_can() {
 /// are settings: no advice leads in a circle.
 #[test]
 fn advice_can_be_followed() {
-    let broken: [&[&str]; 10] = [
+    let broken: [&[&str]; 13] = [
+        &["layout.tp=8"],
+        &["layout.tp=3", "model.heads=4", "layout.sequence_parallel=true", "model.seq_len=31"],
+        &["layout.gtp=3", "gtp.alignment=0", "layout.tp=2", "model.ffn_dim=77"],
         &["model.heads=5", "model.dim=130"],
         &["layout.dp=3", "train.global_batch=10", "train.micro_batch=4"],
         &["optimizer.schedule=linear", "optimizer.min_lr=7"],

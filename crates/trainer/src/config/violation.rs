@@ -153,6 +153,15 @@ pub enum Rule {
         /// The layout's own error.
         problem: String,
     },
+    /// A size of the model or of a microbatch that the layout cannot share.
+    #[error("{problem}")]
+    Share {
+        /// The model's own error.
+        problem: String,
+    },
+    /// Sequences that a tensor group cannot split.
+    #[error("with layout.sequence_parallel every rank of a tensor group keeps an equal part of the tokens")]
+    SplitsTokens,
     /// A split that is not weights.
     #[error("{problem}")]
     Split {

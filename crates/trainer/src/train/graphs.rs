@@ -1,6 +1,6 @@
 //! Training steps from captured graphs.
 
-use device::{Frame, Stream, View, ops::Cast};
+use device::{Event, Frame, Stream, View, Why, ops::Cast};
 use graphcap::{Graph, GraphConfig, GraphSet, Scope};
 use gtp::{Gtp, PassKind};
 use model::Gpt;
@@ -18,7 +18,12 @@ pub(super) struct Graphs {
     program: Program,
     /// Where the captured microbatch leaves its loss, f32 `[1]`.
     loss: Option<View>,
+    /// Where every second graph of a pass runs, so that reductions of one end behind the next; none: all on one stream.
+    second: Option<(Stream, Event)>,
 }
+
+/// What runs on the second stream is behind what precedes the pass.
+const PASS_AFTER_INPUTS: Why = Why("trainer.pass_after_inputs");
 
 /// By scope.
 enum Program {
@@ -63,8 +68,12 @@ const TARGETS: &str = "targets";
 const SCALE: &str = "token_scale";
 
 impl Graphs {
-    pub(super) fn new(stream: &Stream, config: GraphConfig) -> Result<Graphs, TrainError> {
-        Ok(Graphs { set: GraphSet::new(stream, config)?, program: Program::Empty, loss: None })
+    /// `in_turn`: the graphs of a pass run on two streams in turn.
+    pub(super) fn new(stream: &Stream, config: GraphConfig, in_turn: bool) -> Result<Graphs, TrainError> {
+        let device = stream.device();
+        let second = || Ok::<_, TrainError>((device.stream("compute.second")?, device.event("trainer.inputs")));
+        let second = in_turn.then(second).transpose()?;
+        Ok(Graphs { set: GraphSet::new(stream, config)?, program: Program::Empty, loss: None, second })
     }
 
     /// One replay is a step.
@@ -215,14 +224,26 @@ impl Graphs {
     pub(super) fn replay_microbatch(
         &self,
         stream: &Stream,
+        gtp: &Gtp,
         given: &Given,
         clock: &PhaseClock,
     ) -> Result<(), TrainError> {
+        if let Some((second, inputs)) = &self.second {
+            stream.record(inputs)?;
+            second.wait(inputs, PASS_AFTER_INPUTS)?;
+        }
+        let lane = |at: usize| self.second.as_ref().filter(|_| at % 2 == 1).map_or(stream, |(second, _)| second);
         match &self.program {
             Program::Passes { forward, backward } => {
-                forward.iter().try_for_each(|part| part.replay(stream, given))?;
+                for (at, part) in forward.iter().enumerate() {
+                    part.replay(lane(at), given)?;
+                }
+                gtp.follow_graphs(stream)?;
                 clock.lap(stream, Phase::Forward)?;
-                backward.iter().try_for_each(|part| part.replay(stream, given))?;
+                for (at, part) in (forward.len()..).zip(backward) {
+                    part.replay(lane(at), given)?;
+                }
+                gtp.follow_graphs(stream)?;
             }
             Program::Microbatch(part) => part.replay(stream, given)?,
             Program::Empty | Program::Step(_) => unreachable!("BUG: these graphs hold no microbatch"),

@@ -6,7 +6,7 @@ use device::ops::{Factor, Scale, Sum};
 use device::{DType, Frame, FramePlan, MemoryKind, Reduce, Stream, View};
 use graphcap::{GraphConfig, Scope};
 use gtp::{Gtp, GtpPlan, PassKind};
-use model::{Gpt, GptPlan, LlamaConfig, Microbatch, RecomputeLayers};
+use model::{ConfigViolations, Gpt, GptPlan, LlamaConfig, Microbatch, RecomputeLayers};
 use pgroups::{Group, HostState, Key, Needs, Pass, ProcessGroups, Rank, Turn, Weights};
 
 use super::{
@@ -139,7 +139,7 @@ impl RankRun {
             let RankRun { model, parallel, gtp, frame, scale, clock, inputs, graphs, .. } = self;
             let given = inputs.microbatch(scale, at)?;
             parallel.microbatch(stream, place, || match graphs {
-                Some(graphs) => graphs.replay_microbatch(stream, &given, clock),
+                Some(graphs) => graphs.replay_microbatch(stream, gtp, &given, clock),
                 None => submit_microbatch(model, gtp, frame, &given, at, Some(clock)),
             })?;
         }
@@ -172,7 +172,7 @@ impl RankRun {
         self.gtp.plan()?;
         let accounts = if scope == Scope::Step { self.accounts() } else { Vec::new() };
         let set = GraphConfig { gates: config.graph.gate_mode(), accounts, ..GraphConfig::new(scope) };
-        let mut graphs = Graphs::new(&stream, set)?;
+        let mut graphs = Graphs::new(&stream, set, sharded::in_turn(config))?;
         if scope == Scope::Step {
             graphs.capture_step(&stream, || self.submit_step(&stream))?;
         } else {
@@ -308,6 +308,11 @@ pub(super) fn aside(frame: &Frame, pass: usize) -> Option<Frame> {
 
 /// The model that a configuration asks for.
 pub(crate) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
+    Ok(lay_out(config)?)
+}
+
+/// As [`gpt_plan`], or everything of it that its layout cannot share.
+pub(crate) fn lay_out(config: &Config) -> Result<GptPlan, ConfigViolations> {
     let m = &config.model;
     let arch = match m.arch {
         Arch::Gpt2 => model::Arch::Gpt2,
@@ -327,7 +332,7 @@ pub(crate) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
         seq_len: m.seq_len,
         output: if m.tied { model::Output::Tied } else { model::Output::Own },
     };
-    Ok(GptPlan::on(sizes, &config.ranks(), sharded::shard_config(config))?)
+    GptPlan::on(sizes, &config.ranks(), sharded::shard_config(config))
 }
 
 /// This rank's place among those that read data of their own.

@@ -68,6 +68,10 @@ impl TimelineConfig {
 /// # Errors
 /// Data or settings that do not fit, before anything is trained; the root cause if a rank fails.
 pub fn train(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
+    run(config, options).map_err(|error| error.name_limit(config.device.timeout_seconds))
+}
+
+fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
     let corpus = load(config)?;
     // Too little data is told before anything else is made.
     batches(config, &corpus, 0)?;

@@ -2,11 +2,11 @@
 
 use ddp::{Completion, CompletionStage};
 use device::Reduce;
-use gtp::{GradSum, Gtp, GtpConfig, GtpPlan, ShardAxis};
+use gtp::{Drain, GradSum, Gtp, GtpConfig, GtpPlan, ShardAxis};
 use model::{GptPlan, ShardConfig};
 use pgroups::{Axis, Key, Param, ParamClass, ParamSpec, ProcessGroups, Rank, Sequence, TensorParallel};
 
-use crate::{Config, TrainError};
+use crate::{Config, GraphScope, TrainError};
 
 /// Groups that sharded and cut weights need.
 pub(super) const KEYS: [Key; 2] = [Key::TP, Key::GTP];
@@ -19,7 +19,8 @@ pub(crate) fn shard_config(config: &Config) -> ShardConfig {
             Some(true) => Sequence::Split,
             Some(false) | None => Sequence::Whole,
         },
-        micro_batch: config.train.micro_batch as usize,
+        // A sample is one sequence, so each must divide by itself.
+        micro_batch: 1,
     }
 }
 
@@ -44,6 +45,11 @@ pub(super) fn build(
     Ok(gtp.over(TensorParallel::new(group, shard_config(config).sequence)))
 }
 
+/// Whether graphs run on two streams in turn: there are several in a pass, and reductions to end behind them.
+pub(super) fn in_turn(config: &Config) -> bool {
+    config.layout.gtp > 1 && matches!(config.graph.scope, GraphScope::Layer | GraphScope::Chunk)
+}
+
 fn gtp_config(config: &Config) -> GtpConfig {
     let own = &config.gtp;
     let axis = ShardAxis {
@@ -51,8 +57,10 @@ fn gtp_config(config: &Config) -> GtpConfig {
         look_ahead_bytes: own.look_ahead_bytes,
         ..ShardAxis::new(ParamClass::Dense, Axis::GTP)
     };
+    // Graphs of parts of a pass run on two streams in turn.
+    let drain = if in_turn(config) { Drain::TwoStage } else { Drain::Whole };
     let sum = if own.f32_reduce == Some(true) { GradSum::F32 } else { GradSum::Collective };
-    GtpConfig { axes: vec![axis], sum, ..GtpConfig::default() }
+    GtpConfig { axes: vec![axis], sum, drain, ..GtpConfig::default() }
 }
 
 /// Gradients that are not whole when the buckets are reduced.

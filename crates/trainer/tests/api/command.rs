@@ -1,6 +1,9 @@
 //! The command, as a process of its own.
 
-use std::process::{Command, Output};
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
 
 use crate::fixture::Folder;
 
@@ -57,7 +60,7 @@ fn a_run_that_cannot_begin_says_why_and_fails() {
         (["--set", "train.stepz=3"], "nearest valid: train.steps = 3"),
         (["--set", "model.seq_len=100000"], "tokens"),
         (["--set", "data.path=nothing/*.txt"], "nothing/*.txt"),
-        (["--set", "layout.tp=2"], "layout.tp = 2"),
+        (["--set", "layout.pp=2"], "layout.pp = 2"),
         (["--set", "device.kind=dry"], "trainer plan"),
     ];
     for (set, text) in cases {
@@ -186,16 +189,51 @@ fn verify_ends_with_success_where_nothing_is_missing_and_with_the_missing_wait_w
     let told = stdout(&output);
     assert!(told.contains("a wait named 'pgroups.read_after_publish' was dropped here"), "{told}");
     assert!(told.contains("sim, seed 0") && !told.contains("seed 1"), "{told}");
-    assert!(std::fs::read_to_string(picture).unwrap().starts_with("<svg"));
+    assert!(told.contains("without 'pgroups.read_after_publish': ") && told.contains("waits named 'pgroups"), "{told}");
+    let picture = std::fs::read_to_string(picture).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("nothing orders these: no 'pgroups.read_after_publish'"));
     let typo = trainer(&["verify", config, "--drop", "pgroups.read_after_publsh"]);
-    assert_eq!(typo.status.code(), Some(1));
+    assert_eq!(typo.status.code(), Some(2), "an error, no finding");
     assert!(stderr(&typo).contains("no wait is named 'pgroups.read_after_publsh'"), "{}", stderr(&typo));
     assert!(stderr(&typo).contains("pgroups.read_after_publish"), "{}", stderr(&typo));
     let covered = trainer(&["verify", config, "--drop", "ddp.grad_after_free"]);
     assert!(covered.status.success(), "{}", stderr(&covered));
     assert!(stdout(&covered).contains("waits named 'ddp.grad_after_free' were dropped: each is covered by others"));
-    let read = graphcap::verify::file::read(std::io::BufReader::new(std::fs::File::open(trace).unwrap())).unwrap();
-    assert!(!graphcap::verify::verify(&read, &Default::default()).is_clean());
+    // The order that failed, by the command that was printed.
+    let line = told.lines().find_map(|line| line.strip_prefix("this order again: ")).unwrap();
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", line]).env("PATH", Path::new(env!("CARGO_BIN_EXE_trainer")).parent().unwrap());
+    let again = shell.output().unwrap();
+    assert_eq!(again.status.code(), Some(1), "{}", stderr(&again));
+    let report =
+        |text: &str| text[text.find("without '").unwrap()..text.find(" operations on 2 ranks").unwrap()].to_owned();
+    assert_eq!(report(&stdout(&again)), report(&told));
+    // The trace that was written, and the smallest part of it.
+    let small = folder.path().join("small.trace");
+    let args = ["verify", "--read", trace.to_str().unwrap(), "--shrunk", small.to_str().unwrap()];
+    let read = trainer(&args);
+    assert_eq!(read.status.code(), Some(1), "{}", stderr(&read));
+    assert_eq!(report(&stdout(&read)), report(&told));
+    assert!(std::fs::metadata(&small).unwrap().len() * 20 < std::fs::metadata(&trace).unwrap().len());
+    let read = trainer(&["verify", "--read", small.to_str().unwrap()]);
+    assert_eq!(read.status.code(), Some(1), "{}", stderr(&read));
+    assert!(stdout(&read).contains("without 'pgroups.read_after_publish': 1 finding\n"), "{}", stdout(&read));
+    for (file, text) in [("nothing.trace", "cannot read trace"), ("run.toml", "this is no trace")] {
+        let refused = trainer(&["verify", "--read", folder.path().join(file).to_str().unwrap()]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(stderr(&refused).contains(text), "{}", stderr(&refused));
+    }
+}
+
+#[test]
+fn a_limit_that_is_too_short_is_named_with_its_setting() {
+    let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
+    let (config, run_dir) = (folder.config(), folder.path().join("run"));
+    let (config, run_dir) = (config.to_str().unwrap(), run_dir.to_str().unwrap());
+    let output = trainer(&["train", config, "--run-dir", run_dir, "--set", "device.timeout_seconds=1e-9"]);
+    assert_eq!(output.status.code(), Some(1));
+    let told = stderr(&output);
+    assert!(told.contains("device.timeout_seconds = 0.000000001: raise it") && told.contains("waited 1ns"), "{told}");
 }
 
 #[test]

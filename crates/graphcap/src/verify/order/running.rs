@@ -8,7 +8,7 @@ use super::{Blocked, PassedDropped, Run, Task, Visitor};
 use crate::verify::{
     clock::{Epoch, Point, absorb},
     order::Step,
-    program::{Gate, Item},
+    program::{Gate, Item, Launched},
 };
 
 /// One launch.
@@ -165,6 +165,7 @@ impl<V: Visitor> Run<'_, '_, V> {
                 let reached = self.await_point(*on, task)?;
                 point.absorb(&reached);
                 self.move_to(&mut point);
+                self.pass_dropped(launched, node, &point);
             }
             Some(Gate::Joint(call)) => {
                 let call = *call;
@@ -172,23 +173,30 @@ impl<V: Visitor> Run<'_, '_, V> {
                 if !self.has_come(call, stream) {
                     self.move_to(&mut point);
                     self.visitor.touch(Step { event, node: Some(node), stream, point: &point });
+                    // In front of the call: its end comes later than what it touches.
+                    self.pass_dropped(launched, node, &point);
                 }
                 point.seen = self.meet(call, task, before)?;
                 self.move_to(&mut point);
             }
             _ => {
                 self.move_to(&mut point);
+                self.pass_dropped(launched, node, &point);
                 if matches!(what, TraceNodeKind::Op { .. } | TraceNodeKind::Joint { .. }) {
                     self.visitor.touch(Step { event, node: Some(node), stream, point: &point });
                 }
             }
         }
-        for (_, number) in launched.dropped.iter().filter(|(at, _)| *at == node) {
-            self.passed.push(PassedDropped { number: *number, at: point.at });
-        }
         let running = self.streams[stream as usize].running.as_mut().expect("BUG: it runs");
         running.points[node as usize] = Some(point);
         Ok(())
+    }
+
+    /// The run is past the waits in front of `node` that were taken away.
+    fn pass_dropped(&mut self, launched: &Launched<'_>, node: u32, point: &Point) {
+        for (_, number) in launched.dropped.iter().filter(|(at, _)| *at == node) {
+            self.passed.push(PassedDropped { number: *number, at: point.at });
+        }
     }
 
     /// The next place on the chain.

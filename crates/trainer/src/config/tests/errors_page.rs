@@ -53,6 +53,9 @@ const CHAPTERS: &[Chapter] = &[
             &["layout.order=tp-dpp-dp"],
             &["layout.order=tp-tp"],
             &["layout.tp=70000", "layout.pp=70000"],
+            &["layout.tp=4"],
+            &["layout.tp=2", "layout.sequence_parallel=true", "model.seq_len=33"],
+            &["layout.gtp=4", "gtp.alignment=0", "model.ffn_dim=130"],
         ],
     },
     Chapter {
@@ -66,12 +69,14 @@ const CHAPTERS: &[Chapter] = &[
             &["ddp.overlap_param_gather=true"],
             &["ddp.dispatch=aligned"],
             &["graph.gates=in-graph"],
+            &["gtp.look_ahead=2"],
+            &["layout.sequence_parallel=true"],
         ],
     },
     Chapter {
         title: "What this version cannot do",
         about: "Settings that a later version will have.",
-        cases: &[&["layout.tp=2"], &["precision.grad=bf16"]],
+        cases: &[&["layout.pp=2"], &["precision.grad=bf16"]],
     },
 ];
 
@@ -126,6 +131,8 @@ kinds! {
     Rule::NoEffect { because: NoEffect::NeverEvaluated } => "NoEffect::NeverEvaluated",
     Rule::NoEffect { because: NoEffect::NothingGathered } => "NoEffect::NothingGathered",
     Rule::NoEffect { because: NoEffect::NothingDispatched } => "NoEffect::NothingDispatched",
+    Rule::Share { .. } => "Share",
+    Rule::SplitsTokens => "SplitsTokens",
     Rule::NoEffect { because: NoEffect::NoGates } => "NoEffect::NoGates",
     Rule::NoEffect { because: NoEffect::NoShards } => "NoEffect::NoShards",
     Rule::NoEffect { because: NoEffect::NoTensorGroup } => "NoEffect::NoTensorGroup",
