@@ -32,3 +32,8 @@ pub use self::{
     schedule::{GatherIndex, Grad, GradIndex, PassKind, Schedule, Step, Use, UseIndex, WeightIndex},
     slots::{Lifetime, SlotPlan},
 };
+
+/// The README's snippets compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

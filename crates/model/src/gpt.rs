@@ -4,7 +4,7 @@ use device::{
     DType, Frame, Site, View,
     ops::{Factor, Sum},
 };
-use gtp::layers::{Losses, Region, VocabRows, VocabTable, cross_entropy};
+use gtp::layers::{Losses, VocabRows, VocabTable, cross_entropy};
 use pgroups::{Param, Weights};
 
 use crate::{
@@ -141,6 +141,7 @@ impl Gpt {
             let (tokens, targets) = shapes();
             return Err(ModelError::Targets { tokens, targets });
         }
+        self.split.check(w)?;
         let hidden = self.trunk(f, w, m.tokens, m.slot)?;
         let logits = self.forward_block(f, w, self.head(), m.slot, &hidden)?;
         self.loss(f, w, m, &logits)
@@ -160,6 +161,17 @@ impl Gpt {
         x: &View,
     ) -> Result<View, ModelError> {
         self.split.check(w)?;
+        self.forward_at(f, w, at, slot, x)
+    }
+
+    fn forward_at(
+        &self,
+        f: &mut Frame,
+        w: &mut dyn Weights,
+        at: usize,
+        slot: u32,
+        x: &View,
+    ) -> Result<View, ModelError> {
         self.within(f, at, slot, |f, block| block.forward(f, w, x))
     }
 
@@ -230,14 +242,14 @@ impl Gpt {
         if at >= tokens.cols() {
             return Err(ModelError::Position { position: at, tokens: tokens.cols() });
         }
-        let hidden = self.trunk(f, w, tokens, 0)?;
-        let hidden = Region::of(w).gather(f, &hidden)?;
+        self.split.check(w)?;
+        // Whatever training does: a prompt has any number of tokens, and little to save.
+        let mut w = WithWholeRows::new(w);
+        let hidden = self.trunk(f, &mut w, tokens, 0)?;
         let dim = self.config.dim;
         let sequences = hidden.reshape(&[hidden.numel() / (tokens.cols() * dim), tokens.cols() * dim])?;
         let last = sequences.columns(at * dim..(at + 1) * dim)?;
-        // Of one row per sequence every rank has all.
-        let mut w = WithWholeRows::new(w);
-        let logits = self.within(f, self.head(), 0, |f, block| block.forward(f, &mut w, &last))?;
+        let logits = self.forward_at(f, &mut w, self.head(), 0, &last)?;
         Ok(self.table.gather_logits(f, &w, &logits)?)
     }
 
@@ -247,7 +259,7 @@ impl Gpt {
 
     /// All blocks but the head.
     fn trunk(&self, f: &mut Frame, w: &mut dyn Weights, tokens: &View, slot: u32) -> Result<View, ModelError> {
-        (0..self.head()).try_fold(tokens.clone(), |x, at| self.forward_block(f, w, at, slot, &x))
+        (0..self.head()).try_fold(tokens.clone(), |x, at| self.forward_at(f, w, at, slot, &x))
     }
 
     /// Runs `body` for block `at` with the frame entered for it, and leaves the frame as it was.

@@ -14,6 +14,8 @@ mod golden;
 mod golden_case;
 #[path = "api/gradients.rs"]
 mod gradients;
+#[path = "api/layouts.rs"]
+mod layouts;
 #[path = "api/memory.rs"]
 mod memory;
 #[path = "api/recompute.rs"]

@@ -148,6 +148,7 @@ impl RowLinear {
         r: Option<&View>,
     ) -> Result<View, LayerError> {
         let (region, on) = (Region::of(w), f.stream().clone());
+        region.own_rows(x.row_count())?; // refused before anything is submitted
         let y = f.temp(shape, DType::F32)?;
         let residual = r.map_or(Then::Nothing, |r| Then::Add { r });
         let is_first = region.place() == 0;

@@ -80,6 +80,7 @@ impl VocabTable {
         positions: Option<LearnedPositions<'_>>,
     ) -> Result<View, LayerError> {
         let region = Region::of(w);
+        region.own_rows(ids.numel())?; // refused before anything is submitted
         let y = f.temp(shape, DType::F32)?;
         let on = f.stream().clone();
         let table = w.take(&self.table, &on)?;
