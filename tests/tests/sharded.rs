@@ -3,6 +3,7 @@
 
 mod captured; // a worker's passes as graphs
 mod contents; // what graphs hold and ask for
+mod mutation; // what the verifier notices
 mod passes; //   passes of a model, piece by piece
 mod permuted; // collections made by hand
 mod plain; //    one shard is no shards

@@ -69,13 +69,15 @@ impl Core {
             self.join(&state, stream)?;
         }
         self.open_gates(&mut state, stream)?;
+        let plan = &part.attached.plan;
         for gather in &part.needs {
-            let weight = part.attached.plan.gathers()[gather.0].uses[0];
-            let weight = &self.weights[part.attached.plan.schedule().uses()[weight.0].weight.0];
+            let own = plan.gathers()[gather.0].uses.iter().find(|taken| taken.0 >= part.from.used);
+            let own = *own.expect("BUG: a part uses what it needs");
+            let weight = &self.weights[plan.schedule().uses()[own.0].weight.0];
             let there = state.run.as_ref().and_then(|run| run.flights.get(gather).copied());
             if there != Some(self.written(weight)) {
                 let mut turn = Turn::eager(pgroups::Pass::Forward);
-                self.repair(&mut state, &part.attached, *gather, &mut turn, stream)?;
+                self.repair(&mut state, &part.attached, own, &mut turn, stream)?;
             }
         }
         Ok(())

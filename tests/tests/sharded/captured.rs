@@ -1,11 +1,12 @@
 //! A worker's passes as graphs.
 
-use device::Stream;
+use device::{Event, Stream, Why};
 use graphcap::{GateMode, Graph, GraphConfig, GraphSet, Scope, Survivor};
 use pgroups::Pass;
 
 use super::{
-    passes::{Carried, Parts, Piece, Slot, forward_pieces, pieces},
+    passes::{Carried, Parts, Piece, Slot, Source, forward_pieces, pieces},
+    program::Turns,
     support::Caught,
     worker::Worker,
 };
@@ -14,7 +15,12 @@ use super::{
 pub(crate) struct Graphs {
     pub(crate) training: GraphSet,
     pub(crate) evaluation: GraphSet,
+    /// Where every second graph of training runs, if they take turns.
+    second: Option<(Stream, Event)>,
 }
+
+/// What runs on the second stream is behind what precedes the pass.
+const PASS_AFTER_INPUTS: Why = Why("test.pass_after_inputs");
 
 impl Graphs {
     pub(crate) fn capture(worker: &mut Worker, scope: Scope, gates: GateMode) -> Result<Graphs, Caught> {
@@ -23,7 +29,12 @@ impl Graphs {
         let evaluation = GraphSet::new(&worker.compute, GraphConfig { scope: Scope::Layer, ..config })?;
         let all = pieces(&worker.model);
         capture(worker, &mut training, &cut(&all, scope), Worker::training)?;
-        Ok(Graphs { training, evaluation })
+        let device = &worker.rank.device;
+        let second = match worker.program.turns {
+            Turns::None => None,
+            Turns::TwoStreams => Some((device.stream("second")?, device.event("inputs"))),
+        };
+        Ok(Graphs { training, evaluation, second })
     }
 
     /// A graph of each block of an evaluation; the worker has evaluated before.
@@ -38,8 +49,17 @@ impl Graphs {
     }
 
     /// One microbatch, over what it is given.
-    pub(crate) fn replay(&self, on: &Stream, given: &Slot) -> Result<(), Caught> {
-        self.training.graphs().iter().try_for_each(|graph| replay(graph, on, given))
+    pub(crate) fn replay(&self, on: &Stream, source: &Source, given: &Slot) -> Result<(), Caught> {
+        let graphs = self.training.graphs();
+        let Some((second, inputs)) = &self.second else {
+            return graphs.iter().try_for_each(|graph| replay(graph, on, given));
+        };
+        on.record(inputs)?;
+        second.wait(inputs, PASS_AFTER_INPUTS)?;
+        for (at, graph) in graphs.iter().enumerate() {
+            replay(graph, if at % 2 == 1 { second } else { on }, given)?;
+        }
+        source.follow_graphs(on)
     }
 
     /// Lets all of them go.

@@ -1,6 +1,6 @@
 //! Passes of a model, piece by piece, over weights from one source or another.
 
-use device::{DType, Frame, MemoryKind, View, ops::Factor};
+use device::{DType, Frame, MemoryKind, Stream, View, ops::Factor};
 use gtp::{Counters, Gtp, PassKind};
 use model::{Gpt, Microbatch};
 use pgroups::{Pass, Rank, TensorParallel, Turn, Weights, Whole};
@@ -25,6 +25,14 @@ impl Source {
             Source::Whole(_) => {}
         }
         Ok(())
+    }
+
+    /// What is submitted to `on` comes behind all graphs.
+    pub(crate) fn follow_graphs(&self, on: &Stream) -> Result<(), Caught> {
+        match self {
+            Source::Sharded(gtp) => Ok(gtp.follow_graphs(on)?),
+            Source::Whole(_) => Ok(()),
+        }
     }
 
     pub(crate) fn counters(&self) -> Counters {
@@ -100,7 +108,12 @@ pub(crate) struct Parts<'w> {
 
 impl Parts<'_> {
     /// Runs or captures pieces of a pass: begins it with the first one.
-    pub(crate) fn run(&mut self, pieces: &[Piece], turn: Turn<'_>, carried: &mut Carried) -> Result<(), Caught> {
+    pub(crate) fn run<'c>(
+        &'c mut self,
+        pieces: &[Piece],
+        turn: Turn<'c>,
+        carried: &mut Carried,
+    ) -> Result<(), Caught> {
         let begins = pieces.first() == Some(&Piece::Forward(0));
         if begins {
             self.frame.restart();

@@ -4,7 +4,7 @@ use device::View;
 use pgroups::{GlobalRank, Key, LayoutConfig, ProcessGroups, ShardMap, WorldPart, local};
 
 use super::{
-    program::Program,
+    program::{Optimizing, Program},
     support::{Caught, cpu, sim},
     worker::Worker,
 };
@@ -91,7 +91,7 @@ fn by_hand() -> Program {
     Program {
         layout: LayoutConfig { world_size: Some(9), part, order, ..program.layout.clone() },
         custom: vec![
-            (Key::DP_CP, lists(&[&[2, 1], &[3, 4], &[6, 5], &[8, 7]])),
+            (Key::DP_CP, lists(&[&[2, 1], &[4, 3], &[6, 5], &[8, 7]])),
             (Key::DP_CP_GTP, lists(&[&[3, 1, 4, 2], &[7, 5, 8, 6]])),
             (Key::MP, lists(&[&[7, 1, 5, 3], &[2, 8, 4, 6]])),
         ],
@@ -117,4 +117,25 @@ fn shards_whose_group_has_them_in_another_order_than_the_layout_are_refused_by_n
     let refused = local(&sim(1), 4, |rank| Worker::new(&rank, &program, "m").map(drop)).unwrap_err();
     let text = format!("{refused:?}");
     assert!(text.contains("OutOfPlace"), "{text}");
+}
+
+#[test]
+fn replicas_in_an_order_that_leaves_peers_with_other_shards_are_refused_by_name() {
+    let program = by_hand();
+    let lists = vec![vec![2, 1], vec![3, 4], vec![6, 5], vec![8, 7]];
+    let custom = [vec![(Key::DP_CP, lists)], program.custom[1..].to_vec()].concat();
+    let refused = |optimizing: Optimizing| {
+        let program = Program { custom: custom.clone(), optimizing, ..program.clone() };
+        local(&sim(1), program.world(), |rank| match program.covers(rank.global) {
+            true => {
+                Worker::new(&rank, &program, "m")?;
+                Ok(rank.device.synchronize()?)
+            }
+            false => Ok::<_, Caught>(ProcessGroups::build(&rank, &program.plan(), &program.needs()).map(drop)?),
+        })
+    };
+    let text = format!("{:?}", refused(Optimizing::Distributed).unwrap_err());
+    assert!(text.contains("OtherShard") && text.contains("other_place"), "{text}");
+    // Where every rank has all of them the order does not matter.
+    refused(Optimizing::Everywhere).unwrap();
 }

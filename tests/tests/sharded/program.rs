@@ -3,7 +3,7 @@
 use ddp::{BucketSize, Completion, CompletionStage, DdpConfig, Dispatch, PlanConfig, Scaling, Sharding};
 use device::Reduce;
 use graphcap::{GateMode, Scope};
-use gtp::{GtpConfig, ShardAxis};
+use gtp::{Drain, GtpConfig, ShardAxis};
 use model::{GptConfig, GptPlan, LlamaConfig, Output, RecomputeLayers, ShardConfig};
 use pgroups::{
     Axis, GlobalRank, Group, Key, Layout, LayoutConfig, Needs, ParamClass, PgError, ProcessGroups, Sequence, WorldPart,
@@ -38,6 +38,13 @@ pub(crate) enum Held {
     Whole,
 }
 
+/// Whether the graphs of a pass run on two streams, so that the reductions of one end behind the next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turns {
+    None,
+    TwoStreams,
+}
+
 /// How one model is trained.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
@@ -58,6 +65,7 @@ pub(crate) struct Program {
     pub(crate) look_ahead: usize,
     /// None: steps are submitted as they are.
     pub(crate) graphs: Option<(Scope, GateMode)>,
+    pub(crate) turns: Turns,
 }
 
 impl Program {
@@ -77,6 +85,7 @@ impl Program {
             clip: 0.5,
             look_ahead: 1,
             graphs: None,
+            turns: Turns::None,
         }
     }
 
@@ -131,8 +140,9 @@ impl Program {
     }
 
     pub(crate) fn needs(&self) -> Needs {
-        let lists = |lists: &Vec<Vec<u32>>| lists.iter().map(|list| list.iter().map(|&r| GlobalRank(r)).collect());
-        let custom: Vec<_> = self.custom.iter().map(|(key, of)| (key.clone(), lists(of).collect())).collect();
+        let ranks = |list: &Vec<u32>| list.iter().map(|&rank| GlobalRank(rank)).collect();
+        let custom: Vec<(Key, Vec<Vec<GlobalRank>>)> =
+            self.custom.iter().map(|(key, lists)| (key.clone(), lists.iter().map(ranks).collect())).collect();
         let given = |key: &Key| custom.iter().any(|(own, _)| own == key);
         let keys = [Key::DP_CP, Key::DP_CP_GTP, Key::MP, Key::TP, Key::GTP].into_iter().filter(|key| !given(key));
         Needs { custom: custom.clone(), ..Needs::keys(keys) }
@@ -154,7 +164,11 @@ impl Program {
 
     pub(crate) fn gtp(&self) -> GtpConfig {
         let axis = ShardAxis { look_ahead: self.look_ahead, ..ShardAxis::new(ParamClass::Dense, Axis::GTP) };
-        GtpConfig { axes: vec![axis], ..GtpConfig::default() }
+        let drain = match self.turns {
+            Turns::None => Drain::Whole,
+            Turns::TwoStreams => Drain::TwoStage,
+        };
+        GtpConfig { axes: vec![axis], drain, ..GtpConfig::default() }
     }
 
     /// Gradients that are not whole when the buckets are reduced.

@@ -2,8 +2,8 @@
 
 use ddp::{AdamConfig, Ddp, DeclaredParam, Optimizer, OptimizerConfig, ParamBuffers};
 use device::{
-    DType, Download, Frame, MemoryKind, Note, Stream, View,
-    ops::{Cast, Factor},
+    DType, Download, Frame, Note, Stream, View,
+    ops::Cast,
 };
 use gtp::{Gtp, PassKind};
 use model::{Gpt, GptPlan};
@@ -119,7 +119,7 @@ impl Worker {
         let given = self.given(step, at)?;
         self.ddp.begin_microbatch(&self.compute)?;
         match &self.graphs {
-            Some(graphs) => graphs.replay(&self.compute, &given)?,
+            Some(graphs) => graphs.replay(&self.compute, &self.source, &given)?,
             None => {
                 let slot = &self.slot;
                 let pairs = [(&given.tokens, &slot.tokens), (&given.targets, &slot.targets), (&given.scale, &slot.scale)];
@@ -167,8 +167,11 @@ impl Worker {
         self.log_loss()
     }
 
+    /// Of the pass that was submitted last; where nothing computes there is none.
     pub(crate) fn log_loss(&mut self) -> Result<(), Caught> {
-        self.losses.push(self.compute.download(&self.slot.loss)?);
+        if self.rank.device.machine().computes() {
+            self.losses.push(self.compute.download(&self.slot.loss)?);
+        }
         Ok(())
     }
 
