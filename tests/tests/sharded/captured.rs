@@ -1,12 +1,14 @@
 //! A worker's passes as graphs.
 
-use device::{Event, Stream, Why};
+use std::num::NonZeroUsize;
+
+use device::{Stream, Why};
 use graphcap::{GateMode, Graph, GraphConfig, GraphSet, Scope, Survivor};
 use pgroups::Pass;
 
 use super::{
     passes::{Carried, Parts, Piece, Slot, Source, forward_pieces, pieces},
-    program::Turns,
+    program::Lanes,
     support::Caught,
     worker::Worker,
 };
@@ -15,26 +17,24 @@ use super::{
 pub(crate) struct Graphs {
     pub(crate) training: GraphSet,
     pub(crate) evaluation: GraphSet,
-    /// Where every second graph of training runs, if they take turns.
-    second: Option<(Stream, Event)>,
 }
 
-/// What runs on the second stream is behind what precedes the pass.
-const PASS_AFTER_INPUTS: Why = Why("test.pass_after_inputs");
+/// What runs on the second lane is behind what precedes the pass.
+pub(crate) const PASS_AFTER_INPUTS: Why = Why("test.pass_after_inputs");
 
 impl Graphs {
     pub(crate) fn capture(worker: &mut Worker, scope: Scope, gates: GateMode) -> Result<Graphs, Caught> {
-        let config = GraphConfig { gates, ..GraphConfig::new(scope) };
+        // What overlaps itself needs two of each.
+        let lanes = match worker.program.lanes {
+            Lanes::One => NonZeroUsize::MIN,
+            Lanes::Turns => NonZeroUsize::MIN.saturating_add(1),
+        };
+        let config = GraphConfig { gates, lanes, ..GraphConfig::new(scope) };
         let mut training = GraphSet::new(&worker.compute, config.clone())?;
         let evaluation = GraphSet::new(&worker.compute, GraphConfig { scope: Scope::Layer, ..config })?;
         let all = pieces(&worker.model);
         capture(worker, &mut training, &cut(&all, scope), Worker::training)?;
-        let device = &worker.rank.device;
-        let second = match worker.program.turns {
-            Turns::None => None,
-            Turns::TwoStreams => Some((device.stream("second")?, device.event("inputs"))),
-        };
-        Ok(Graphs { training, evaluation, second })
+        Ok(Graphs { training, evaluation })
     }
 
     /// A graph of each block of an evaluation; the worker has evaluated before.
@@ -48,18 +48,19 @@ impl Graphs {
         Ok(())
     }
 
-    /// One microbatch, over what it is given.
-    pub(crate) fn replay(&self, on: &Stream, source: &Source, given: &Slot) -> Result<(), Caught> {
-        let graphs = self.training.graphs();
-        let Some((second, inputs)) = &self.second else {
-            return graphs.iter().try_for_each(|graph| replay(graph, on, given));
-        };
-        on.record(inputs)?;
-        second.wait(inputs, PASS_AFTER_INPUTS)?;
-        for (at, graph) in graphs.iter().enumerate() {
-            replay(graph, if at % 2 == 1 { second } else { on }, given)?;
+    /// One microbatch, over what it is given, on `lanes` in turn. It begins on the first, and what is submitted there
+    /// next is behind it.
+    pub(crate) fn replay(&self, lanes: &[&Stream], source: &Source, given: &Slot) -> Result<(), Caught> {
+        let inputs = lanes[0].device().event("inputs");
+        lanes[0].record(&inputs)?;
+        for (at, graph) in self.training.graphs().iter().enumerate() {
+            let on = lanes[at % lanes.len()];
+            if at > 0 && at < lanes.len() {
+                on.wait(&inputs, PASS_AFTER_INPUTS)?;
+            }
+            replay(graph, on, given)?;
         }
-        source.follow_graphs(on)
+        if lanes.len() > 1 { source.follow_graphs(lanes[0]) } else { Ok(()) }
     }
 
     /// Lets all of them go.
@@ -77,9 +78,10 @@ fn capture(
     parts: &[Vec<Piece>],
     of: impl Fn(&mut Worker) -> Parts<'_>,
 ) -> Result<(), Caught> {
-    let (compute, slot, mut carried) = (worker.compute.clone(), worker.slot.clone(), Carried::default());
+    let Parts { frame, slot, .. } = of(worker);
+    let (on, slot, mut carried) = (frame.stream().clone(), slot.clone(), Carried::default());
     for (at, pieces) in parts.iter().enumerate() {
-        set.capture(&format!("{at}"), &compute, |scope| -> Result<(), Caught> {
+        set.capture(&format!("{at}"), &on, |scope| -> Result<(), Caught> {
             if at == 0 {
                 scope.input("tokens", &slot.tokens)?;
             }

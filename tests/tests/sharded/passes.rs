@@ -1,6 +1,9 @@
 //! Passes of a model, piece by piece, over weights from one source or another.
 
-use device::{DType, Frame, MemoryKind, Stream, View, ops::Factor};
+use device::{
+    DType, Frame, MemoryKind, Stream, View,
+    ops::{Cast, Factor},
+};
 use gtp::{Counters, Gtp, PassKind};
 use model::{Gpt, Microbatch};
 use pgroups::{Pass, Rank, TensorParallel, Turn, Weights, Whole};
@@ -63,6 +66,19 @@ impl Slot {
             scale: alloc("scale", &[1], DType::F32)?,
             loss: alloc("loss", &[1], DType::F32)?,
         })
+    }
+
+    /// Samples that are all alike.
+    pub(crate) fn clear(&self, on: &Stream) -> Result<(), Caught> {
+        on.upload(&self.tokens, vec![0; self.tokens.numel()])?;
+        on.upload(&self.targets, vec![0; self.targets.numel()])?;
+        Ok(on.upload(&self.scale, vec![1.0f32])?)
+    }
+
+    /// What passes read.
+    pub(crate) fn copy_to(&self, slot: &Slot, on: &Stream) -> Result<(), Caught> {
+        let pairs = [(&self.tokens, &slot.tokens), (&self.targets, &slot.targets), (&self.scale, &slot.scale)];
+        Ok(pairs.into_iter().try_for_each(|(x, y)| on.launch(Cast { x, y }.op("inputs")?))?)
     }
 
     pub(crate) fn microbatch(&self) -> Microbatch<'_> {

@@ -38,11 +38,14 @@ pub(crate) enum Held {
     Whole,
 }
 
-/// Whether the graphs of a pass run on two streams, so that the reductions of one end behind the next.
+/// Where passes run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Turns {
-    None,
-    TwoStreams,
+pub(crate) enum Lanes {
+    /// On one stream.
+    One,
+    /// Microbatches, and graphs of one, on two streams in turn, so that the reductions of one end behind the next; what
+    /// begins and ends microbatches on a third.
+    Turns,
 }
 
 /// How one model is trained.
@@ -65,7 +68,7 @@ pub(crate) struct Program {
     pub(crate) look_ahead: usize,
     /// None: steps are submitted as they are.
     pub(crate) graphs: Option<(Scope, GateMode)>,
-    pub(crate) turns: Turns,
+    pub(crate) lanes: Lanes,
 }
 
 impl Program {
@@ -85,7 +88,7 @@ impl Program {
             clip: 0.5,
             look_ahead: 1,
             graphs: None,
-            turns: Turns::None,
+            lanes: Lanes::One,
         }
     }
 
@@ -164,9 +167,9 @@ impl Program {
 
     pub(crate) fn gtp(&self) -> GtpConfig {
         let axis = ShardAxis { look_ahead: self.look_ahead, ..ShardAxis::new(ParamClass::Dense, Axis::GTP) };
-        let drain = match self.turns {
-            Turns::None => Drain::Whole,
-            Turns::TwoStreams => Drain::TwoStage,
+        let drain = match self.lanes {
+            Lanes::One => Drain::Whole,
+            Lanes::Turns => Drain::TwoStage,
         };
         GtpConfig { axes: vec![axis], drain, ..GtpConfig::default() }
     }

@@ -11,7 +11,7 @@ use pgroups::{Pass, PgError, Sequence, Turn, local};
 use super::{
     captured::{Graphs, replay},
     passes::{Carried, Parts, Piece, forward_pieces, pieces},
-    program::{Arch, Program, Turns},
+    program::{Arch, Lanes, Program},
     support::{Caught, MODES, captures, cpu, sim},
     worker::Worker,
 };
@@ -56,8 +56,8 @@ fn graphs_give_the_bits_of_eager_steps_however_values_are_published() {
         assert!(is_finite(&want) && want[0] != want[1]);
         for (at, dispatch) in [Dispatch::Chain, Dispatch::Aligned, Dispatch::WithOptimizer].into_iter().enumerate() {
             for (seed, (scope, gates)) in (1..).zip(captures()) {
-                let turns = if at == 0 { Turns::TwoStreams } else { Turns::None };
-                let program = Program { dispatch, turns, ..program.clone() }.captured(scope, gates);
+                let lanes = if at == 0 { Lanes::Turns } else { Lanes::One };
+                let program = Program { dispatch, lanes, ..program.clone() }.captured(scope, gates);
                 let got = train(&program, &sim(10 * at as u64 + seed), nothing).unwrap();
                 assert!(got == want, "{program:?}");
             }
@@ -93,7 +93,7 @@ fn a_model_that_is_wrapped_again_is_read_through_its_new_publishers_and_its_trai
             worker.log_loss()?;
             // What adds gradients reads a flag that is not the one that was captured.
             let graphs = worker.graphs.as_ref().expect("graphs");
-            let refused = graphs.replay(&worker.compute, &worker.source, &worker.slot).expect_err("another flag governs");
+            let refused = graphs.replay(&[&worker.compute], &worker.source, &worker.slot).expect_err("another flag governs");
             assert!(matches!(refused.downcast_ref(), Some(GraphError::Invalid { .. })), "{refused:?}");
             worker.rank.device.synchronize()?;
             worker.graphs.take().expect("graphs").delete();
@@ -153,7 +153,7 @@ fn while_somebody_else_owns_the_schedule_stale_reads_are_refused_by_name_and_tra
             let Worker { ddp, graphs, compute, model, source, eval, slot, buffers, .. } = &mut *worker;
             let owned = ddp.own_schedule();
             let before = ddp.counters().publications;
-            let replayed = graphs.as_ref().expect("graphs").replay(compute, source, &given);
+            let replayed = graphs.as_ref().expect("graphs").replay(&[compute], source, &given);
             let mut parts = Parts { model, source, frame: eval, slot, kind: PassKind::EVAL };
             let submitted = parts.run(&forward, Turn::eager(Pass::Forward), &mut Carried::default());
             for refused in [replayed, submitted] {

@@ -2,17 +2,16 @@
 
 use ddp::{AdamConfig, Ddp, DeclaredParam, Optimizer, OptimizerConfig, ParamBuffers};
 use device::{
-    DType, Download, Frame, Note, Stream, View,
-    ops::Cast,
+    Access, DType, Download, Frame, Note, Op, Stream, View,
 };
 use gtp::{Gtp, PassKind};
 use model::{Gpt, GptPlan};
-use pgroups::{Epochs, Key, Pass, ProcessGroups, Rank, Seed, TensorParallel, Turn};
+use pgroups::{Epochs, Key, Param, Pass, ProcessGroups, Rank, Seed, TensorParallel, Turn};
 
 use super::{
     captured::Graphs,
     passes::{Carried, Parts, Slot, Source, forward_pieces, pieces},
-    program::{Held, Program, SEQ_LEN, VOCAB},
+    program::{Held, Lanes, Program, SEQ_LEN, VOCAB},
     support::{Caught, get},
 };
 
@@ -21,6 +20,10 @@ pub(crate) struct Worker {
     pub(crate) rank: Rank,
     pub(crate) groups: ProcessGroups,
     pub(crate) compute: Stream,
+    /// Where every second microbatch runs, if they take turns.
+    pub(crate) other: Option<Lane>,
+    /// Where microbatches begin and end.
+    pub(crate) marks: Stream,
     /// Where the optimizer runs.
     pub(crate) updates: Stream,
     pub(crate) plan: GptPlan,
@@ -33,11 +36,22 @@ pub(crate) struct Worker {
     pub(crate) eval: Frame,
     /// Where passes read and leave their loss.
     pub(crate) slot: Slot,
+    /// As `slot`, of evaluations: the same, unless somebody has them run elsewhere.
+    pub(crate) eval_slot: Slot,
     pub(crate) graphs: Option<Graphs>,
+    /// Adds to a gradient behind each pass, on a stream of its own.
+    pub(crate) extra: Option<Stream>,
     /// Times what each token's gradient is: 1.
     pub(crate) token_scale: f32,
     /// Losses of all passes so far, trained on or not.
     losses: Vec<Download<f32>>,
+}
+
+/// A stream with memory for passes of its own.
+pub(crate) struct Lane {
+    stream: Stream,
+    frame: Frame,
+    slot: Slot,
 }
 
 impl Worker {
@@ -70,7 +84,17 @@ impl Worker {
         };
         let model = plan.build_with(buffers.params(), &program.recompute)?;
         let slot = Slot::alloc(rank, program)?;
+        let (other, marks) = match program.lanes {
+            Lanes::One => (None, compute.clone()),
+            Lanes::Turns => {
+                let other = stream("other")?;
+                let frame = Frame::unplanned(&other, &format!("{name}.train.other"));
+                (Some(Lane { stream: other, frame, slot: Slot::alloc(rank, program)? }), stream("marks")?)
+            }
+        };
         Ok(Worker {
+            other,
+            marks,
             train: Frame::unplanned(&compute, &format!("{name}.train")),
             eval: Frame::unplanned(&compute, &format!("{name}.eval")),
             program: program.clone(),
@@ -84,8 +108,10 @@ impl Worker {
             optimizer,
             source,
             model,
+            eval_slot: slot.clone(),
             slot,
             graphs: None,
+            extra: None,
             token_scale: 1.0,
             losses: Vec::new(),
         })
@@ -116,22 +142,37 @@ impl Worker {
     }
 
     pub(crate) fn microbatch(&mut self, step: usize, at: usize) -> Result<(), Caught> {
-        let given = self.given(step, at)?;
-        self.ddp.begin_microbatch(&self.compute)?;
-        match &self.graphs {
-            Some(graphs) => graphs.replay(&self.compute, &self.source, &given)?,
-            None => {
-                let slot = &self.slot;
-                let pairs = [(&given.tokens, &slot.tokens), (&given.targets, &slot.targets), (&given.scale, &slot.scale)];
-                for (from, to) in pairs {
-                    self.compute.launch(Cast { x: from, y: to }.op("inputs")?)?;
-                }
-                let (pieces, mut carried) = (pieces(&self.model), Carried::default());
-                self.training().run(&pieces, Turn::eager(Pass::Forward), &mut carried)?;
+        let lanes = [&self.compute].into_iter().chain(self.other.iter().map(|lane| &lane.stream));
+        let mut lanes: Vec<Stream> = lanes.cloned().collect();
+        // Several graphs of a microbatch take turns by themselves.
+        let whole = self.graphs.as_ref().is_none_or(|graphs| graphs.training.graphs().len() == 1);
+        let turn = if whole { at % lanes.len() } else { 0 };
+        lanes.rotate_left(turn);
+        let given = self.given(step, at, &lanes[0])?;
+        let Worker { ddp, marks, graphs, model, source, train, slot, other, losses, .. } = self;
+        let _adding_up = (at + 1 < self.program.microbatches).then(|| ddp.no_sync());
+        ddp.begin_microbatch(marks)?;
+        let loss = match (graphs, other.as_mut().filter(|_| turn == 1)) {
+            (Some(graphs), _) => {
+                graphs.replay(&lanes.iter().collect::<Vec<_>>(), source, &given)?;
+                &slot.loss
             }
+            (None, other) => {
+                let (frame, slot) = other.map_or((train, &*slot), |lane| (&mut lane.frame, &lane.slot));
+                given.copy_to(slot, &lanes[0])?;
+                let (pieces, mut carried) = (pieces(model), Carried::default());
+                let mut parts = Parts { model, source, frame, slot, kind: PassKind::TRAIN };
+                parts.run(&pieces, Turn::eager(Pass::Forward), &mut carried)?;
+                &slot.loss
+            }
+        };
+        if self.rank.device.machine().computes() {
+            losses.push(lanes[0].download(loss)?);
         }
-        self.log_loss()?;
-        Ok(self.ddp.end_microbatch(&self.compute)?)
+        if let Some(extra) = &self.extra {
+            contribute(self.buffers.get("ln_f.bias").expect("a norm"), extra)?;
+        }
+        Ok(ddp.end_microbatch(marks)?)
     }
 
     /// A training pass, to run or to capture.
@@ -142,21 +183,21 @@ impl Worker {
 
     /// As [`Worker::training`], for an evaluation.
     pub(crate) fn evaluation(&mut self) -> Parts<'_> {
-        let Worker { model, source, eval, slot, .. } = self;
-        Parts { model, source, frame: eval, slot, kind: PassKind::EVAL }
+        let Worker { model, source, eval, eval_slot, .. } = self;
+        Parts { model, source, frame: eval, slot: eval_slot, kind: PassKind::EVAL }
     }
 
     /// Samples of a microbatch, which follow from their place in the batch: every rank that reads data has its own.
-    fn given(&self, step: usize, at: usize) -> Result<Slot, Caught> {
+    fn given(&self, step: usize, at: usize, on: &Stream) -> Result<Slot, Caught> {
         let place = self.groups.get(&Key::DP_CP_GTP, "data")?.place().0 as usize;
         let rows = self.program.micro_batch();
         let first = (step * self.program.batch + (place * self.program.microbatches + at) * rows) * SEQ_LEN;
         let text = |from: usize| (from..from + rows * SEQ_LEN).map(|i| (i * i * 7 + i) as i32 % VOCAB as i32);
         let given = Slot::alloc(&self.rank, &self.program)?;
-        self.compute.upload(&given.tokens, text(first).collect())?;
-        self.compute.upload(&given.targets, text(first + 1).collect())?;
+        on.upload(&given.tokens, text(first).collect())?;
+        on.upload(&given.targets, text(first + 1).collect())?;
         let scale = self.token_scale / (rows * SEQ_LEN * self.program.microbatches) as f32;
-        self.compute.upload(&given.scale, vec![scale])?;
+        on.upload(&given.scale, vec![scale])?;
         Ok(given)
     }
 
@@ -231,6 +272,17 @@ impl Worker {
         let own = [format!("{:?}", self.ddp.publications()), format!("{:?}", self.source.counters())];
         self.epochs().iter().map(|epochs| format!("{epochs:?}")).chain(own).collect()
     }
+}
+
+/// Another use of a parameter.
+fn contribute(param: &Param, on: &Stream) -> Result<(), Caught> {
+    let mut turn = Turn::eager(Pass::Backward);
+    turn.open(param, on)?;
+    on.launch(Op::host("contribute", "extra", vec![Access::update(&param.main_grad())], |args| {
+        args.write::<f32>(0)?.iter_mut().for_each(|grad| *grad += 0.125);
+        Ok(())
+    }))?;
+    Ok(turn.landed(param, on)?)
 }
 
 fn wrap(
