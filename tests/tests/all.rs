@@ -2,4 +2,5 @@
 
 mod captured; // captured training with a real backend
 mod proved; // what the verifier says of whole training runs
+mod sharded; // training over tensor groups, weight shards and replicas
 mod tidy; // what lints cannot see: sizes, statics, who may depend on whom, pages that name missing tests

@@ -1,6 +1,6 @@
 //! Captured training with a real backend, against eager training and under the verifier.
 
-mod left_out; //     publishers with one thing left out
+pub(crate) mod left_out; //     publishers with one thing left out
 mod purity; //       captures and warm-up change nothing
 mod replays; //      the bits of eager training
 mod support; //      machines and memory

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, atomic::AtomicU8};
 
 use device::{DType, Device, Error, MemoryKind, Reduce, Stream, ops::Fill};
-use pgroups::{Axis, Group, Key, ParamClass, PgError, ProcessGroups};
+use pgroups::{Axis, Group, Key, ParamClass, PgError, PlannedKey, ProcessGroups};
 
 use crate::{
     Accumulation, BucketPlan, DdpConfig, DdpError, ParamBuffers, Scaling,
@@ -63,6 +63,7 @@ pub(crate) fn build(
             (ParamClass::Expert, Some(expert)) => expert,
             _ => &dense,
         })?,
+        places: if dense.sharded { places(groups, &dense.reduce) } else { Vec::new() },
         first_read,
         reduce_order,
         replicas: buffers.trained().iter().map(replica).collect(),
@@ -147,6 +148,22 @@ fn peers(plan: &BucketPlan, groups: &ProcessGroups, config: &DdpConfig) -> Resul
     };
     let expert = expert.map(|group| open(ParamClass::Expert, &group)).transpose()?;
     Ok((open(ParamClass::Dense, &dense)?, expert))
+}
+
+/// Who owns which shard, wherever lists of replicas were supplied.
+fn places(groups: &ProcessGroups, replicas: &Group) -> Vec<Option<u32>> {
+    let own = |entry: &&PlannedKey| entry.own().is_some_and(|own| own.members[..] == *replicas.members());
+    let mut places = Vec::new();
+    if let Some(entry) = groups.plan().entries().iter().find(own) {
+        for index in 0..entry.group_count() {
+            for (rank, place) in entry.members(index).into_iter().zip(0..) {
+                let at = rank.0 as usize;
+                places.resize(places.len().max(at + 1), None);
+                places[at] = Some(place);
+            }
+        }
+    }
+    places
 }
 
 fn everyone(groups: &ProcessGroups) -> Result<Option<Group>, DdpError> {

@@ -4,7 +4,7 @@ use device::{
     Access, Op, Reduce, Stream, View,
     ops::{Factor, Scale},
 };
-use pgroups::Group;
+use pgroups::{GlobalRank, Group};
 
 use crate::{
     DdpError,
@@ -59,10 +59,21 @@ impl Core {
                 let param = param.ok_or_else(|| DdpError::NoSuchParam { param: name.clone() })?;
                 Ok(param.main_grad().flat(0..param.numel())?)
             };
+            self.check_shards(&completion.group)?;
             let grads = completion.params.iter().map(grad).collect::<Result<_, DdpError>>()?;
             Ok(Planned { grads, group: completion.group.clone(), reduce: completion.reduce })
         };
         sorted.into_iter().map(plan).collect()
+    }
+
+    /// Only what a rank owns of a gradient is reduced, so members have to own the same parts.
+    fn check_shards(&self, group: &Group) -> Result<(), DdpError> {
+        let (rank, place) = (group.rank(), self.dense.reduce.place().0);
+        let of = |other: &GlobalRank| Some((*other, self.places.get(other.0 as usize).copied().flatten()?));
+        let differs = group.members().iter().filter_map(of).find(|(_, other_place)| *other_place != place);
+        differs.map_or(Ok(()), |(other, other_place)| {
+            Err(DdpError::OtherShard { group: group.name().to_owned(), rank, place, other, other_place })
+        })
     }
 
     /// Submits all that follows the buckets, behind them.

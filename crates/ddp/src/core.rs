@@ -23,6 +23,8 @@ pub(crate) struct Core {
     pub(crate) params: Vec<Param>,
     /// By parameter: which copy this rank holds.
     pub(crate) replicas: Vec<Replica>,
+    /// By rank of the world: its place among its replicas; none where the layout proves that peers have equal ones.
+    pub(crate) places: Vec<Option<u32>>,
     pub(crate) groups: Vec<BucketGroup>,
     pub(crate) first_read: Vec<usize>,
     /// Groups as they are reduced: readiness counts by place in it.

@@ -85,7 +85,7 @@ impl Ddp {
     /// Adds what completes gradients at the end of each step.
     ///
     /// # Errors
-    /// [`DdpError::NoSuchParam`].
+    /// [`DdpError::NoSuchParam`]; [`DdpError::OtherShard`] if members own different shards of the buckets.
     pub fn completing(mut self, completions: &[Completion]) -> Result<Ddp, DdpError> {
         self.completions = self.core.plan_completions(completions)?;
         Ok(self)

@@ -125,6 +125,24 @@ pub enum DdpError {
         /// The name.
         param: String,
     },
+    /// A completion over ranks that own different shards of a bucket.
+    #[error(
+        "gradients cannot be completed over '{group}': rank {rank} is at place {place} of its replicas and owns that shard \
+         of every bucket, rank {other} is at place {other_place}: list replicas so that members of other groups stand at \
+         equal places"
+    )]
+    OtherShard {
+        /// The completion's group.
+        group: String,
+        /// This rank.
+        rank: GlobalRank,
+        /// Its place.
+        place: u32,
+        /// A member with another shard.
+        other: GlobalRank,
+        /// Its place.
+        other_place: u32,
+    },
     /// A gradient, or the end of a microbatch, outside of any.
     #[error("gradient of '{param}' outside a microbatch: call begin_microbatch first, and finish only behind the last")]
     NoMicrobatch {

@@ -122,6 +122,10 @@ impl Core {
         for group in &self.groups {
             group.landed.wait(stream, why::FLAG_AFTER_LANDED)?;
         }
+        if state.microbatch == 1 {
+            // Gates of graphs are forgotten once a reduction is behind them.
+            stream.wait(&self.finished, why::FLAG_AFTER_LANDED)?;
+        }
         stream.launch(Fill { y: &self.keep, value }.op("ddp.keep")?)?;
         self.record(Record::KeepSet, stream, &self.keep_set)
     }

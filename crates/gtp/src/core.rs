@@ -19,7 +19,7 @@ use crate::{
     why,
 };
 
-/// How often what was done.
+/// How often what was done, as it was submitted: what is captured counts neither then nor when it is replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// Gathers that were issued as planned.

@@ -93,7 +93,7 @@ impl Core {
         let after = plan.gathers()[gather.0].after.iter().map(|before| &attached.gathers[before.0].used);
         let into = Into { slot: &slot.view, after: after.collect(), gathered: &slot.gathered };
         self.gather(weight, &lane.planned, &lane.gather, &into, (turn, first.pass))?;
-        state.counters.planned += 1;
+        state.counters.planned += u64::from(!turn.is_recorded());
         let written = self.written(weight);
         open_run(state)?.issued(gather, written);
         Ok(())
@@ -123,27 +123,27 @@ impl Core {
         let before = attached.plan.gathers()[gather.0].after.iter().map(|before| &attached.gathers[before.0].used);
         let own = &attached.gathers[gather.0].gathered;
         before.chain([own]).try_for_each(|event| stream.wait(event, why::GATHER_AFTER_USE))?;
-        self.repair(state, attached, gather, turn, stream)
+        self.repair(state, attached, taken, turn, stream)
     }
 
-    /// Gathers for a use whose planned gather is not there, on a stream that is behind everybody who had the slot.
+    /// Gathers for a use whose planned gather is not there, on a stream that is behind everybody who had the slot. In
+    /// the pass of that use: backward asks for no publication, also where it shares the gather with forward.
     pub(crate) fn repair(
         &self,
         state: &mut State,
         attached: &Attached,
-        gather: GatherIndex,
+        taken: UseIndex,
         turn: &mut Turn<'_>,
         stream: &Stream,
     ) -> Result<(), GtpError> {
         if !self.omitted.does(Record::Repair) {
             return Ok(());
         }
-        let plan = &attached.plan;
-        let first = plan.schedule().uses()[plan.gathers()[gather.0].uses[0].0];
-        let weight = &self.weights[first.weight.0];
+        let (gather, taken) = (attached.plan.gather_of(taken), attached.plan.schedule().uses()[taken.0]);
+        let weight = &self.weights[taken.weight.0];
         let slot = &attached.gathers[gather.0];
         let into = Into { slot: &slot.view, after: Vec::new(), gathered: &slot.gathered };
-        self.gather(weight, &self.lane(weight).on_demand, stream, &into, (turn, first.pass))?;
+        self.gather(weight, &self.lane(weight).on_demand, stream, &into, (turn, taken.pass))?;
         state.counters.repaired += 1;
         let written = self.written(weight);
         if let Some(run) = &mut state.run {

@@ -70,12 +70,15 @@ impl Core {
             self.join(&state, stream)?;
         }
         self.open_gates(&mut state, stream)?;
+        let plan = &part.attached.plan;
         for gather in &part.needs {
-            let weight = self.gathered_by(&part.attached, *gather);
+            let own = plan.gathers()[gather.0].uses.iter().find(|taken| taken.0 >= part.from.used);
+            let own = *own.expect("BUG: a part uses what it needs");
+            let weight = &self.weights[plan.schedule().uses()[own.0].weight.0];
             let there = state.run.as_ref().and_then(|run| run.there(*gather));
             if there != Some(self.written(weight)) {
                 let mut turn = Turn::eager(pgroups::Pass::Forward);
-                self.repair(&mut state, &part.attached, *gather, &mut turn, stream)?;
+                self.repair(&mut state, &part.attached, own, &mut turn, stream)?;
             }
         }
         // That a graph gathers ahead of its own uses is shown by the order of its nodes.

@@ -88,7 +88,7 @@ impl Core {
             lane.reduce.wait_external(&lane.reduce_gate, why::REDUCE_AFTER_REDUCE)?;
         }
         self.reduce(weight, &open, turn)?;
-        state.counters.reduced += 1;
+        state.counters.reduced += u64::from(!turn.is_recorded());
         self.over(&mut state);
         Ok(())
     }

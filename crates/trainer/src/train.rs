@@ -8,6 +8,8 @@ mod sharded; // weights cut over tensor groups and shards
 mod detail; // gathers and publications, one by one
 mod eval; // the loss on text that is not trained on
 mod eval_graphs; // its passes from captured graphs
+#[cfg(test)]
+mod layouts_test;
 mod loss_log; // losses on their way to the host, at most two steps behind
 mod normalize; // what a token's gradient is multiplied with
 #[cfg(test)]

@@ -8,6 +8,8 @@ mod evaluation;
 mod fixture;
 #[path = "api/layouts.rs"]
 mod layouts;
+#[path = "api/parity.rs"]
+mod parity;
 #[path = "api/runs.rs"]
 mod runs;
 #[path = "api/stopping.rs"]

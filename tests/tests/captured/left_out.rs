@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pgroups::{After, Epochs, PgError, Publish};
+use pgroups::{After, Epochs, Param, PgError, Publish};
 
 use super::training::Trainer;
 
@@ -40,8 +40,19 @@ impl Publish for Without {
 }
 
 pub(crate) fn leave_out(trainer: &Trainer, left_out: LeftOut) {
-    for param in trainer.buffers.params() {
+    leave_out_of(trainer.buffers.params(), left_out);
+}
+
+pub(crate) fn leave_out_of(params: &[Param], left_out: LeftOut) {
+    let mut known: Vec<(Arc<dyn Publish>, Arc<dyn Publish>)> = Vec::new();
+    for param in params {
         let inner = param.publisher().unwrap();
-        param.attach(Some(Arc::new(Without { inner, left_out })), param.landed_sink());
+        let found = known.iter().find(|(of, _)| Arc::ptr_eq(of, &inner)).map(|(_, without)| without.clone());
+        let without = found.unwrap_or_else(|| {
+            let without: Arc<dyn Publish> = Arc::new(Without { inner: inner.clone(), left_out });
+            known.push((inner, without.clone()));
+            without
+        });
+        param.attach(Some(without), param.landed_sink());
     }
 }

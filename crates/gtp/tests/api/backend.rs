@@ -166,7 +166,8 @@ impl Publish for Bucket {
         epochs.issued = epochs.written;
         let (publisher, epoch) = (self.published.label(), epochs.issued);
         let regions = vec![TraceAccess::from(&device::Access::write(&self.value))];
-        on.note(|| Note::Issued { publisher, epoch, group: self.over.name().to_owned().into(), regions });
+        let (group, by) = (self.over.name().to_owned().into(), "the backend".to_owned().into());
+        on.note(|| Note::Issued { publisher, epoch, group, by, regions });
         self.over.all_gather(on, &self.master, &self.value)?;
         Ok(on.record(&self.published)?)
     }

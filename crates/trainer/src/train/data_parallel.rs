@@ -105,6 +105,12 @@ impl DataParallel {
         self.ddp.buckets()
     }
 
+    /// This rank's place among the replicas: which shard of every bucket is its own.
+    #[cfg(test)]
+    pub(super) fn replica_place(&self) -> pgroups::GroupRank {
+        self.ddp.replicas(pgroups::ParamClass::Dense).place()
+    }
+
     /// Makes the reduced gradients readable by what is submitted to `stream`.
     #[cfg(test)]
     pub(super) fn read_grads(&self, stream: &Stream) -> Result<(), TrainError> {

@@ -1,0 +1,33 @@
+//! Machines for tests that run ranks.
+
+use std::{error::Error as StdError, time::Duration};
+
+use device::{Element, Fresh, Machine, Options, Stream, View};
+use graphcap::{GateMode, Scope};
+
+pub(crate) type Caught = Box<dyn StdError + Send + Sync>;
+
+pub(crate) const MODES: [GateMode; 2] = [GateMode::BeforeReplay, GateMode::InGraph];
+
+/// Scopes below a step, in both modes.
+pub(crate) fn captures() -> Vec<(Scope, GateMode)> {
+    let below = [Scope::Layer, Scope::Chunk, Scope::Microbatch];
+    below.into_iter().flat_map(|scope| MODES.map(|gates| (scope, gates))).collect()
+}
+
+/// Gives up after seconds without progress, so that no test hangs; fresh memory holds NaN.
+fn options() -> Options {
+    Options { timeout: Duration::from_secs(20), fresh: Fresh::Poisoned }
+}
+
+pub(crate) fn cpu() -> Machine {
+    Machine::cpu_with(2, options()).expect("workers")
+}
+
+pub(crate) fn sim(seed: u64) -> Machine {
+    Machine::sim_with(seed, options())
+}
+
+pub(crate) fn get<T: Element>(stream: &Stream, view: &View) -> Result<Vec<T>, device::Error> {
+    stream.download::<T>(view)?.wait()
+}
