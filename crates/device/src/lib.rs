@@ -63,8 +63,8 @@ pub use self::shape::Shape;
 pub use self::sim::{Explored, explore, explore_every_order};
 pub use self::stream::Stream;
 pub use self::trace::{
-    BoundGate, LaunchGroup, NodeWait, Note, Position, Tick, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNode,
-    TraceNodeKind, WaitOutcome, WaitSpan, Work,
+    BoundGate, Columns, LaunchGroup, NodeWait, Note, Position, Tick, Trace, TraceAccess, TraceEvent, TraceGraph,
+    TraceNode, TraceNodeKind, WaitOutcome, WaitSpan, Work,
 };
 pub use self::view::{Allocation, MemoryKind, View};
 pub use self::why::Why;

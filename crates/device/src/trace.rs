@@ -1,5 +1,6 @@
 //! What a machine was asked to do, in the order it was asked, and when it ran.
 
+mod columns; // streams beside each other, as text
 mod graph; // launched graphs, opened up
 mod note; // what the crates above say about the host's program
 mod tracer; // collects events while tracing is on
@@ -13,6 +14,7 @@ use std::{
 
 pub(crate) use self::tracer::Tracer;
 pub use self::{
+    columns::Columns,
     graph::{BoundGate, LaunchGroup, NodeWait, TraceGraph, TraceNode, TraceNodeKind},
     note::Note,
     waits::{Tick, WaitSpan},
