@@ -93,6 +93,36 @@ fn replays_of_passes_and_of_layers_give_the_bits_of_eager_passes() {
 }
 
 #[test]
+fn a_warm_up_between_two_graphs_of_a_pass_leaves_what_one_hands_to_the_other() {
+    let chain = Chain { alignment: 2, ..Chain::new(3, &[4, 7, 5, 7]) };
+    for machine in machines() {
+        let want = eager(&chain, &machine, 3);
+        for gates in MODES {
+            let got = on_all(&machine, &chain, |mut rig| {
+                let all = rig.all();
+                rig.pass(&all)?;
+                rig.gtp.plan()?;
+                rig.rank.device.synchronize()?;
+                let mut set = set(&rig, Scope::Layer, gates)?;
+                let graphs = capture_layers(&mut rig, &mut set)?;
+                // Each graph has gathered for the next one when all of them are warmed up.
+                for pass in 0..2 {
+                    for (at, graph) in graphs.iter().enumerate() {
+                        graph.replay(&rig.compute, &[])?;
+                        if at % 2 == pass {
+                            set.warm_up(&rig.compute, 2)?;
+                        }
+                    }
+                }
+                assert_eq!(rig.gtp.counters().repaired, 0, "what was handed over is still there");
+                rig.grads()
+            });
+            assert_eq!(got.unwrap(), want, "{gates} on {}", machine.driver());
+        }
+    }
+}
+
+#[test]
 fn a_layer_that_is_replayed_without_its_producer_gathers_by_itself() {
     let chain = Chain::new(2, &[4, 6, 5, 3]);
     for machine in machines() {
