@@ -20,6 +20,8 @@ mod opening;
 mod optimizer;
 #[path = "api/orders.rs"]
 mod orders;
+#[path = "api/pictures.rs"]
+mod pictures;
 #[path = "api/plan.rs"]
 mod plan;
 #[path = "api/publication.rs"]
