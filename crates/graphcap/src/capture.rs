@@ -1,13 +1,17 @@
 //! Captures: one at a time on a device, each by a scope that is handed down.
 
-use std::{collections::HashMap, error::Error as StdError, fmt, marker::PhantomData, num::NonZeroUsize, sync::Arc};
+use std::{
+    collections::HashMap, error::Error as StdError, fmt, marker::PhantomData, num::NonZeroUsize, sync::Arc,
+    time::Instant,
+};
 
 use device::{CapturedGraph, Error, Event, GraphUse, Stream, View};
 use pgroups::{HandOver, HostState, ParamId, Pass, Turn, WeakParam};
 
 use crate::{
-    GateMode, Graph, GraphError, Scope, Survivor,
+    CaptureCost, GateMode, Graph, GraphError, Scope, Survivor,
     accounts::{Accounts, Open},
+    cost::Costs,
     graph::{Lane, Live},
     inputs::Slot,
     links::Links,
@@ -53,6 +57,7 @@ pub struct GraphSet {
     graphs: Vec<Graph>,
     /// Held weakly: as long as they are here, no other parameter has their number.
     first_uses: HashMap<ParamId, WeakParam>,
+    costs: Costs,
     /// What the device had when the set was made.
     before: GraphUse,
 }
@@ -70,7 +75,8 @@ impl GraphSet {
         }
         let device = stream.device();
         let gates = device.stream("graph.gates")?;
-        Ok(GraphSet { config, gates, graphs: Vec::new(), first_uses: HashMap::new(), before: device.graphs() })
+        let (graphs, first_uses, costs) = (Vec::new(), HashMap::new(), Costs::new(&device));
+        Ok(GraphSet { config, gates, graphs, first_uses, costs, before: device.graphs() })
     }
 
     /// Captures what `body` submits to `origin`, and to streams that wait for events recorded there. Nothing runs, and
@@ -97,6 +103,7 @@ impl GraphSet {
         if device.graphs().captures > 0 {
             return Err(GraphError::CaptureOpen { graph: name.to_owned(), rank: device.rank() });
         }
+        let begun = Instant::now();
         let accounts = self.config.accounts.clone();
         let open = Open::begin(&accounts, origin)?;
         origin.begin_capture(name)?;
@@ -114,7 +121,10 @@ impl GraphSet {
             (_, Err(broken)) => Err(broken.into()),
         };
         match &taken {
-            Ok((graph, _)) => self.graphs.push(graph.clone()),
+            Ok((graph, _)) => {
+                self.costs.add(begun.elapsed(), &device);
+                self.graphs.push(graph.clone());
+            }
             Err(_) => self.first_uses = known,
         }
         taken
@@ -191,6 +201,12 @@ impl GraphSet {
     #[must_use]
     pub fn graphs(&self) -> &[Graph] {
         &self.graphs
+    }
+
+    /// What its captures have taken; none if it has no graphs.
+    #[must_use]
+    pub fn cost(&self) -> Option<CaptureCost> {
+        self.costs.of(&self.graphs)
     }
 
     /// The settings.

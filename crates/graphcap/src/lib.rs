@@ -10,6 +10,7 @@ mod scope; //     how much of a step a graph holds, and where it waits
 mod capture; //   sets of graphs, and the scope that is handed down
 mod recording; // what a capture takes down
 mod accounts; //  what is on the host around a captured step
+mod cost; //      what captures have taken
 // Replays.
 mod graph; //     check, issue, copy in, launch, apply
 mod warm_up; //   launches that leave nothing behind
@@ -28,6 +29,7 @@ pub mod why; //    every synchronisation, by name
 pub use self::{
     audit::Survivor,
     capture::{CaptureScope, GraphConfig, GraphSet},
+    cost::CaptureCost,
     error::{Change, FirstUse, GraphError},
     graph::Graph,
     inputs::{Difference, Given},

@@ -5,6 +5,7 @@ mod api {
     mod captures; // what a capture takes down
     mod claims; // each kind of finding, once with and once without the mistake
     mod conditions; // what must be published before a replay
+    mod costs; // what captures take
     mod deletion; // everything goes, or is told
     mod files; // traces written and read back
     mod gates; // where graphs wait and what they tell
