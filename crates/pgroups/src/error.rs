@@ -142,6 +142,31 @@ pub enum PgError {
         /// Epoch of the last publication.
         issued: u64,
     },
+    /// Ranks that hold the same elements have other values of them.
+    #[error(
+        "parameter '{param}': rank {other} has other values than rank {rank} of the same elements; so have replicas of \
+         {differing} of {params} parameters: look for an update, a load or a reduction that one of them missed"
+    )]
+    ReplicasDiffer {
+        /// The first parameter that differs.
+        param: String,
+        /// The first rank that holds those elements.
+        rank: GlobalRank,
+        /// The first one that differs from it.
+        other: GlobalRank,
+        /// Parameters that differ.
+        differing: usize,
+        /// Parameters that were compared.
+        params: usize,
+    },
+    /// A rank was not given a parameter that it holds a part of.
+    #[error("rank {rank} holds a part of parameter '{param}' and was not given it: pass all parameters of the rank")]
+    ParamNotGiven {
+        /// The parameter.
+        param: String,
+        /// The rank.
+        rank: GlobalRank,
+    },
     /// A parameter bound to memory that does not fit it.
     #[error(
         "parameter '{param}': its {what} is {have:?} {have_dtype} on rank {have_rank}, bound to {asked:?} \

@@ -39,6 +39,7 @@ mod placement; //    how a tensor lies on a grid
 mod shard_map; //    who holds which elements
 mod param; //        a parameter that has memory
 mod param_set; //    all of a rank's, in one buffer
+mod replicas; //     who holds the same elements, compared
 mod publish; //      who makes values readable, who waits for gradients
 mod turn; //         the only way to a value
 mod tensor; //       ranks that compute one product together
@@ -70,6 +71,7 @@ pub use self::{
     publish::{After, Epochs, HandOver, HostState, Landed, Publish, Quiet, Recorder},
     rank::{GlobalRank, GroupRank},
     registry::Registry,
+    replicas::Replicas,
     report::{GroupsReport, groups_report},
     shard_map::{Replica, Shard, ShardMap, Span},
     tensor::{Sequence, TensorParallel},

@@ -34,3 +34,5 @@ mod running_params;
 mod running_turns;
 #[path = "api/running_models.rs"]
 mod running_models;
+#[path = "api/running_replicas.rs"]
+mod running_replicas;
