@@ -103,6 +103,8 @@ pub struct TrainConfig {
     pub eval_interval: u64,
     /// Sequences per evaluation, spread over the eval split; 0: all there are. Default 0.
     pub eval_samples: u64,
+    /// Steps from one comparison of replicas to the next; 0: never. Default 0.
+    pub replica_check_interval: u64,
     /// What a gradient is divided by. Default mean.
     pub loss_normalization: LossNormalization,
 }

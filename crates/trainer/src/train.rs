@@ -17,6 +17,8 @@ mod normalize_test;
 #[cfg(test)]
 mod parallel_test;
 #[cfg(test)]
+mod replicas_test;
+#[cfg(test)]
 mod memory_test;
 mod outputs; // what a run writes at its end, made sure of before
 mod peak; // what products can do here at best

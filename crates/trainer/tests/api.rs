@@ -10,6 +10,8 @@ mod fixture;
 mod layouts;
 #[path = "api/parity.rs"]
 mod parity;
+#[path = "api/replicas.rs"]
+mod replicas;
 #[path = "api/runs.rs"]
 mod runs;
 #[path = "api/stopping.rs"]

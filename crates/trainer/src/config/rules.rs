@@ -157,6 +157,7 @@ fn read_train(s: &mut Section, data_ranks: u64) -> TrainConfig {
         recompute: s.choice("recompute").unwrap_or(Recompute::None),
         eval_interval: s.whole("eval_interval", 0).unwrap_or(0),
         eval_samples: s.whole("eval_samples", 0).unwrap_or(0),
+        replica_check_interval: s.whole("replica_check_interval", 0).unwrap_or(0),
         loss_normalization: s.choice("loss_normalization").unwrap_or(LossNormalization::Mean),
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use data::{Corpus, Part, SampleId, Windows};
 use device::ops::{Cast, Factor, Fill, IGNORE, Sum};
 use device::{DType, Frame, FramePlan, MemoryKind, Reduce, Stream, View};
+use graphcap::CaptureCost;
 use gtp::PassKind;
 use model::Microbatch;
 use pgroups::{Group, Key, Pass, Rank, Turn};
@@ -114,6 +115,11 @@ impl Evaluator {
         self.graphs =
             Some(EvalGraphs::capture((scope, gates), (&run.model, &mut run.gtp), &mut self.frame, &microbatch)?);
         run.meet()
+    }
+
+    /// What the capture has taken; none without graphs.
+    pub(super) fn capture_cost(&self) -> Option<CaptureCost> {
+        self.graphs.as_ref()?.cost()
     }
 
     /// Submits one evaluation of the weights as they are then. All ranks call it. `asked` is called before each pass; if

@@ -1,7 +1,7 @@
 //! Passes of an evaluation from captured graphs.
 
 use device::{Frame, Stream, View};
-use graphcap::{GateMode, Graph, GraphConfig, GraphSet, Scope};
+use graphcap::{CaptureCost, GateMode, Graph, GraphConfig, GraphSet, Scope};
 use gtp::{Gtp, PassKind};
 use model::{Gpt, Microbatch};
 use pgroups::Pass;
@@ -52,6 +52,11 @@ impl EvalGraphs {
             x = y;
         }
         Ok(EvalGraphs { set })
+    }
+
+    /// What the captures have taken.
+    pub(super) fn cost(&self) -> Option<CaptureCost> {
+        self.set.cost()
     }
 
     /// Submits a pass over what lies where it was captured.

@@ -1,7 +1,7 @@
 //! Training steps from captured graphs.
 
 use device::{Event, Frame, Stream, View, Why, ops::Cast};
-use graphcap::{Graph, GraphConfig, GraphSet, Scope};
+use graphcap::{CaptureCost, Graph, GraphConfig, GraphSet, Scope};
 use gtp::{Gtp, PassKind};
 use model::Gpt;
 use pgroups::{Pass, Weights};
@@ -79,6 +79,11 @@ impl Graphs {
     /// One replay is a step.
     pub(super) fn holds_steps(&self) -> bool {
         matches!(self.program, Program::Step(_))
+    }
+
+    /// What the captures have taken.
+    pub(super) fn cost(&self) -> Option<CaptureCost> {
+        self.set.cost()
     }
 
     /// Captures what `submit` submits.

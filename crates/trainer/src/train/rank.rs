@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use device::ops::{Factor, Scale, Sum};
 use device::{DType, Frame, FramePlan, MemoryKind, Reduce, Stream, View};
-use graphcap::{GraphConfig, Scope};
+use graphcap::{CaptureCost, GraphConfig, Scope};
 use gtp::{Gtp, GtpPlan, PassKind};
 use model::{ConfigViolations, Gpt, GptPlan, LlamaConfig, Microbatch, RecomputeLayers};
-use pgroups::{Group, HostState, Key, Needs, Pass, ProcessGroups, Rank, Turn, Weights};
+use pgroups::{Group, HostState, Key, Needs, Pass, ProcessGroups, Rank, Replicas, Turn, Weights};
 
 use super::{
     data_parallel::{DataParallel, Place},
@@ -182,6 +182,17 @@ impl RankRun {
         }
         self.graphs = Some(graphs);
         self.meet()
+    }
+
+    /// What the capture has taken; none without graphs.
+    pub(super) fn capture_cost(&self) -> Option<CaptureCost> {
+        self.graphs.as_ref()?.cost()
+    }
+
+    /// The host waits until all ranks that hold the same elements of a parameter have compared them.
+    pub(super) fn compare_replicas(&self, replicas: &Replicas) -> Result<(), TrainError> {
+        let _span = tracing::info_span!("trainer.compare_replicas").entered();
+        Ok(replicas.compare(self.stop.everyone(), &self.stream, self.parallel.buffers.params())?)
     }
 
     /// What graphs of whole steps must keep in order on the host.

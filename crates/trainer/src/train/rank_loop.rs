@@ -8,13 +8,13 @@ use std::{
 
 use data::{Batches, Corpus, Windows};
 use device::{Machine, Note, Trace};
-use pgroups::Rank;
+use pgroups::{Rank, Replicas};
 
 use super::{
     eval::Evaluator,
     loss_log::{Known, LossLog},
     plan::batches,
-    rank::{Plans, RankRun, data_place},
+    rank::{Plans, RankRun, data_place, gpt_plan},
     resident::resident_bytes,
     run_log::RunLog,
     stop::{Asked, Signal, StopSource},
@@ -63,7 +63,9 @@ pub(super) fn run_rank(rank: &Rank, shared: &Shared<'_>) -> Result<Ended, TrainE
     let eval = eval.map(|w| Evaluator::open(&run, rank, config, w, shared.plans.eval.as_ref())).transpose()?;
     let is_writer = rank.global.0 == 0;
     let window = TraceWindow::new(shared.machine, is_writer, shared.traced.clone());
-    let mut state = RankLoop { is_writer, run, eval, losses: LossLog::start(), window, shared, steps: 0, stop: None };
+    let replicas = Replicas::new(&config.ranks(), &gpt_plan(config)?.specs())?;
+    let losses = LossLog::start();
+    let mut state = RankLoop { is_writer, run, eval, replicas, losses, window, shared, steps: 0, stop: None };
     let _span = tracing::info_span!("trainer.run_steps", rank = rank.global.0).entered();
     let place = data_place(&state.run.groups)?;
     state.train(rank.global.0, batches(config, shared.corpus, place)?)?;
@@ -74,6 +76,7 @@ struct RankLoop<'a> {
     is_writer: bool,
     run: RankRun,
     eval: Option<Evaluator>,
+    replicas: Replicas,
     losses: LossLog,
     window: TraceWindow,
     shared: &'a Shared<'a>,
@@ -99,13 +102,11 @@ impl RankLoop<'_> {
                 break;
             }
             if step == 2 {
-                self.run.capture(self.shared.config)?;
-                if let Some(eval) = &mut self.eval {
-                    eval.capture(&mut self.run, self.shared.config)?;
-                }
+                self.capture()?;
             }
             self.submit(rank, step, &mut batches)?;
             self.evaluate(rank, step)?;
+            self.compare_replicas(step)?;
             if self.window.ends_behind(step) {
                 self.drain()?;
                 self.window.end(&self.run)?;
@@ -116,6 +117,23 @@ impl RankLoop<'_> {
         }
         self.drain()?;
         self.window.end(&self.run)
+    }
+
+    /// Captures what the configuration asks for, and tells what that took on this rank.
+    fn capture(&mut self) -> Result<(), TrainError> {
+        let config = self.shared.config;
+        self.run.capture(config)?;
+        if let Some(eval) = &mut self.eval {
+            eval.capture(&mut self.run, config)?;
+        }
+        let evaluation = self.eval.as_ref().and_then(Evaluator::capture_cost);
+        let costs = [("training", self.run.capture_cost()), ("evaluation", evaluation)];
+        for (what, cost) in costs.into_iter().filter(|_| self.is_writer) {
+            if let Some(cost) = cost {
+                lend(&self.shared.log).progress.note(&format!("{what}, each rank: {cost}"));
+            }
+        }
+        Ok(())
     }
 
     fn submit(&mut self, rank: u32, step: u64, batches: &mut Batches) -> Result<(), TrainError> {
@@ -148,6 +166,15 @@ impl RankLoop<'_> {
         match stopped {
             Some(_) => self.stop = self.stop.or(stopped),
             None => self.losses.evaluated(&self.run, eval)?,
+        }
+        Ok(())
+    }
+
+    /// Compares parameters over their replicas behind a step that is due.
+    fn compare_replicas(&mut self, step: u64) -> Result<(), TrainError> {
+        if step.is_multiple_of(self.shared.config.train.replica_check_interval) {
+            self.losses.settle()?;
+            self.run.compare_replicas(&self.replicas)?;
         }
         Ok(())
     }

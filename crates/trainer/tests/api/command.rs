@@ -152,7 +152,8 @@ fn doctor_names_what_is_there_and_holds_a_configuration_against_it() {
 
 #[test]
 fn spans_are_told_if_the_environment_asks_for_them() {
-    let folder = Folder::with_config("[train]\nsteps = 3\nglobal_batch = 4\neval_interval = 2\n");
+    let folder =
+        Folder::with_config("[train]\nsteps = 3\nglobal_batch = 4\neval_interval = 2\n[graph]\nscope = \"layer\"\n");
     let (config, run_dir) = (folder.config(), folder.path().join("run"));
     let told = |filter: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
@@ -166,7 +167,35 @@ fn spans_are_told_if_the_environment_asks_for_them() {
         assert!(text.lines().any(closed), "{span} in\n{text}");
     }
     assert_eq!(text.lines().filter(|line| line.contains("trainer.step_done")).count(), 3);
+    // Captures are inside the steps of their rank, and the graphs inside those.
+    let text = told("trainer=debug,graphcap=debug");
+    let inside = "trainer.run_steps{rank=0}:trainer.capture_graphs{scope=layer}:graphcap.capture_graph{";
+    assert!(text.lines().any(|line| line.contains(inside)), "{inside} in\n{text}");
     assert_eq!(told("warn"), "");
+}
+
+#[test]
+fn captured_steps_are_told_with_their_number_time_and_memory() {
+    let folder = Folder::with_config("[layout]\ndp = 2\n[train]\nsteps = 3\nglobal_batch = 4\neval_interval = 2\n");
+    let (config, run_dir) = (folder.config(), folder.path().join("run"));
+    let told = |scope: &str| -> Vec<String> {
+        let scope = format!("graph.scope={scope}");
+        let args = ["train", config.to_str().unwrap(), "--run-dir", run_dir.to_str().unwrap()];
+        let output = trainer(&[&args[..], &["--set", &scope, "--set", "log.progress=lines"]].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output).lines().filter(|line| line.contains(" nodes captured in ")).map(str::to_owned).collect()
+    };
+    assert!(told("none").is_empty(), "nothing was captured");
+    // Two layers between an embedding and a head, there and back; forward only in an evaluation.
+    for (scope, graphs, eval_graphs) in [("layer", 8, 4), ("chunk", 2, 1), ("microbatch", 1, 1), ("step", 1, 1)] {
+        let lines = told(scope);
+        let [training, evaluation] = &lines[..] else { panic!("{scope}: {lines:?}") };
+        for (line, what, graphs) in [(training, "training", graphs), (evaluation, "evaluation", eval_graphs)] {
+            let s = if graphs == 1 { "" } else { "s" };
+            assert!(line.starts_with(&format!("{what}, each rank: {graphs} graph{s} of ")), "{scope}: {line}");
+            assert!(line.ends_with(" ms, no memory allocated"), "{scope}: {line}");
+        }
+    }
 }
 
 #[test]
