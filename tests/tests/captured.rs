@@ -1,6 +1,7 @@
 //! Captured training with a real backend, against eager training and under the verifier.
 
 pub(crate) mod left_out; //     publishers with one thing left out
+mod overlap; //      gathers beside layers, in time
 mod purity; //       captures and warm-up change nothing
 mod replays; //      the bits of eager training
 mod support; //      machines and memory

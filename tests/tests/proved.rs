@@ -1,8 +1,8 @@
 //! Whole training runs under the verifier: steps, microbatches, an evaluation, the host ahead of the device.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
-use device::{Label, Machine, Trace, TraceEvent};
+use device::{Label, Machine, Trace, TraceEvent, TraceGraph, TraceNode, TraceNodeKind};
 use graphcap::verify::{Finding, Noticed, VerifyOptions, mutate, verify};
 use trainer::{Config, TrainError, trace_steps};
 
@@ -120,4 +120,36 @@ fn a_finding_in_a_training_run_names_step_and_microbatch() {
             .all(|part| text.contains(part))
     };
     assert!(texts.iter().any(told), "{report}");
+}
+
+#[test]
+fn replayed_operations_carry_the_names_of_the_blocks_that_submitted_them() {
+    // Initial values are those of parameters.
+    let is_of_a_block = |(name, site): &(Label, Label)| {
+        *name != *"init" && ["h.", "wte", "ln_f"].iter().any(|block| site.as_str().starts_with(block))
+    };
+    let submitted = traced(&Machine::dry(), &SHARDED).unwrap();
+    let wanted: BTreeSet<(Label, Label)> = submitted.events.iter().filter_map(eager).filter(is_of_a_block).collect();
+    assert!(wanted.contains(&("gemm".into(), "h.1.mlp.c_fc".into())), "{wanted:?}");
+    for graphs in SCOPES {
+        let trace = traced(&Machine::dry(), &[graphs, &SHARDED].concat()).unwrap();
+        let nodes = trace.events.iter().filter_map(launched).flat_map(|graph| &graph.nodes);
+        let replayed: BTreeSet<(Label, Label)> = nodes.filter_map(node).filter(is_of_a_block).collect();
+        assert_eq!(replayed, wanted, "{graphs:?}");
+    }
+}
+
+fn eager(event: &TraceEvent) -> Option<(Label, Label)> {
+    let TraceEvent::Op { name, site, .. } = event else { return None };
+    Some((name.clone(), site.clone()))
+}
+
+fn launched(event: &TraceEvent) -> Option<&TraceGraph> {
+    let TraceEvent::Launch { graph, .. } = event else { return None };
+    Some(graph)
+}
+
+fn node(node: &TraceNode) -> Option<(Label, Label)> {
+    let TraceNodeKind::Op { name, site, .. } = &node.what else { return None };
+    Some((name.clone(), site.clone()))
 }

@@ -84,7 +84,7 @@ mod tests {
             ("crates/gtp/README.md", "# gtp\n".into()),
             ("crates/gtp/src/lib.rs", upper.into()),
             ("docs/features.md", pages::complete_features("`crates/device/src/lib.rs::holds`")),
-            ("docs/architecture.md", pages::complete_invariants("milestone: gtp")),
+            ("docs/architecture.md", pages::complete_invariants("milestone: pipeline")),
             ("docs/decisions/0001-x.md", decision.into()),
         ]
     }

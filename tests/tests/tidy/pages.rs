@@ -14,7 +14,7 @@ const AREAS: &[(&str, usize)] =
     &[("PG", 17), ("GC", 32), ("GT", 18), ("DP", 20), ("DO", 11), ("PS", 10), ("TR", 12), ("OB", 5), ("TS", 5)];
 
 /// What a row without a test may wait for.
-const MILESTONES: &[&str] = &["Foundation 2", "graphcap", "gtp", "CUDA", "several GPUs", "pipeline", "checkpoint"];
+const MILESTONES: &[&str] = &["CUDA", "several GPUs", "pipeline", "checkpoint"];
 
 fn feature_ids() -> impl Iterator<Item = String> {
     AREAS.iter().flat_map(|(area, rows)| (1..=*rows).map(move |n| format!("{area}-{n:02}")))
@@ -272,7 +272,7 @@ mod tests {
         for good in [
             "`a/b.rs::c`",
             "see `a/b.rs::c`, `a/b.rs::d`",
-            "milestone: gtp",
+            "milestone: pipeline",
             "milestone: several GPUs",
             "later: needs FP8",
         ] {
@@ -298,12 +298,12 @@ mod tests {
 
     #[test]
     fn an_invariant_without_guard_or_twice_is_noticed() {
-        let page = complete_invariants("milestone: gtp, checkpoint");
+        let page = complete_invariants("milestone: pipeline, checkpoint");
         let check = |page: &str| whats(invariants_are_guarded(&Tree::of(&[(ARCHITECTURE, page)])));
         assert!(check(&page).is_empty());
-        assert!(check(&page.replace("milestone: gtp, checkpoint", "`a/tests/b.rs::c`")).is_empty());
+        assert!(check(&page.replace("milestone: pipeline, checkpoint", "`a/tests/b.rs::c`")).is_empty());
         assert_eq!(
-            check(&page.replacen("gtp, checkpoint", "gtp, someday", 1)),
+            check(&page.replacen("pipeline, checkpoint", "pipeline, someday", 1)),
             ["invariant 1 names no test and no milestone"]
         );
         assert_eq!(
