@@ -70,26 +70,19 @@ fn assert_clean(machine: &Machine, overrides: &[String]) {
 }
 
 /// Every combination that `wanted` picks, by number.
-fn assert_layouts_clean(layouts: &[Sizes], wanted: impl Fn(usize) -> bool) -> usize {
-    let mut at = 0;
-    let mut checked = 0;
-    for &sizes in layouts {
-        for arch in archs(sizes) {
-            for graphs in GRAPHS {
-                for distributed in [false, true] {
-                    at += 1;
-                    if wanted(at) {
-                        let graphs = graphs.iter().map(|set| (*set).to_owned());
-                        let overrides: Vec<String> =
-                            on(sizes, distributed).into_iter().chain(arch.clone()).chain(graphs).collect();
-                        assert_clean(&Machine::dry(), &overrides);
-                        checked += 1;
-                    }
-                }
-            }
-        }
-    }
-    checked
+fn assert_layouts_clean(layouts: &[Sizes], graphs: &[&[&str]], wanted: impl Fn(usize) -> bool) -> usize {
+    let choices = layouts.iter().flat_map(|&sizes| {
+        let graphs = graphs.iter().flat_map(|graphs| [false, true].map(|distributed| (*graphs, distributed)));
+        archs(sizes).into_iter().flat_map(move |arch| graphs.clone().map(move |more| (sizes, arch.clone(), more)))
+    });
+    let picked = choices.enumerate().filter(|(at, _)| wanted(*at)).map(|(_, choice)| choice);
+    picked
+        .map(|(sizes, arch, (graphs, distributed))| {
+            let graphs = graphs.iter().map(|set| (*set).to_owned());
+            let overrides: Vec<String> = on(sizes, distributed).into_iter().chain(arch).chain(graphs).collect();
+            assert_clean(&Machine::dry(), &overrides);
+        })
+        .count()
 }
 
 #[test]
@@ -102,7 +95,7 @@ const ORDINARY: usize = 27;
 
 #[test]
 fn steps_of_layouts_are_free_of_races() {
-    let checked = assert_layouts_clean(&layouts(), |at| at % ORDINARY == 0);
+    let checked = assert_layouts_clean(&layouts(), &GRAPHS, |at| at % ORDINARY == 0);
     assert!(checked > 20, "{checked}");
 }
 
@@ -110,18 +103,55 @@ fn steps_of_layouts_are_free_of_races() {
 mod full {
     use super::*;
 
-    #[test]
-    fn steps_of_every_layout_are_free_of_races_at_every_scope_in_both_modes() {
-        assert_eq!(assert_layouts_clean(&layouts(), |_| true), 20 * 2 * 8 * 2);
+    /// On every layout, with both architectures, the optimizer shared by replicas or not.
+    fn assert_all_clean(graphs: usize) {
+        assert_eq!(assert_layouts_clean(&layouts(), &GRAPHS[graphs..=graphs], |_| true), 20 * 2 * 2);
     }
 
     #[test]
-    fn steps_of_sixty_four_ranks_are_free_of_races_at_every_scope() {
-        let mut checked = 0;
-        for sizes in [[4, 4, 4], [2, 8, 4], [8, 2, 4]] {
-            checked += assert_layouts_clean(&[sizes], |at| at % 7 == 1);
-        }
-        assert!(checked >= 12, "{checked}");
+    fn submitted_steps_of_every_layout_are_free_of_races() {
+        assert_all_clean(0);
+    }
+
+    #[test]
+    fn graphs_of_layers_with_gates_inside_are_free_of_races_on_every_layout() {
+        assert_all_clean(1);
+    }
+
+    #[test]
+    fn graphs_of_layers_with_waits_before_replays_are_free_of_races_on_every_layout() {
+        assert_all_clean(2);
+    }
+
+    #[test]
+    fn graphs_of_chunks_with_gates_inside_are_free_of_races_on_every_layout() {
+        assert_all_clean(3);
+    }
+
+    #[test]
+    fn graphs_of_chunks_with_waits_before_replays_are_free_of_races_on_every_layout() {
+        assert_all_clean(4);
+    }
+
+    #[test]
+    fn graphs_of_microbatches_with_gates_inside_are_free_of_races_on_every_layout() {
+        assert_all_clean(5);
+    }
+
+    #[test]
+    fn graphs_of_microbatches_with_waits_before_replays_are_free_of_races_on_every_layout() {
+        assert_all_clean(6);
+    }
+
+    #[test]
+    fn graphs_of_whole_steps_are_free_of_races_on_every_layout() {
+        assert_all_clean(7);
+    }
+
+    #[test]
+    fn steps_of_sixty_four_ranks_are_free_of_races() {
+        let checked = assert_layouts_clean(&[[4, 4, 4], [2, 8, 4], [8, 2, 4]], &GRAPHS, |at| at % 11 == 0);
+        assert_eq!(checked, 9);
     }
 
     #[test]
