@@ -27,6 +27,8 @@ struct Seen {
     streams: Vec<(u32, Event)>,
     /// Kept until someone has waited for them, which then is behind all their records so far.
     gates: Vec<Event>,
+    /// Somebody has, and they were forgotten.
+    settled: bool,
 }
 
 impl Crowd {
@@ -70,8 +72,18 @@ impl Crowd {
     /// As [`Crowd::wait`], and nobody has to wait for those gates again: the stream's next record stands for them.
     pub(crate) fn settle(&self, stream: &Stream, why: Why) -> Result<(), device::Error> {
         self.wait(stream, why)?;
-        lock(&self.seen).gates.clear();
+        let mut seen = lock(&self.seen);
+        seen.settled |= !seen.gates.is_empty();
+        seen.gates.clear();
         Ok(())
+    }
+
+    /// As [`Crowd::wait`], also behind gates that were settled: `record` is the one that stands for them.
+    pub(crate) fn wait_for_settled(&self, stream: &Stream, record: &Event, why: Why) -> Result<(), device::Error> {
+        if lock(&self.seen).settled {
+            stream.wait(record, why)?;
+        }
+        self.wait(stream, why)
     }
 }
 
@@ -186,6 +198,32 @@ mod tests {
         machine.trace_start();
         crowd.wait(&writer, WHY)?;
         assert_eq!(waits(&machine.trace_stop()), ["b:1001"]);
+        Ok(())
+    }
+
+    #[test]
+    fn only_gates_that_were_settled_need_the_record_that_stands_for_them() -> Result<(), Error> {
+        let machine = Machine::sim(1);
+        let device = machine.device(0)?;
+        let (lane, reduce, marks) = (device.stream("lane")?, device.stream("reduce")?, device.stream("marks")?);
+        let [gate, record] = ["gate", "record"].map(|name| device.event(name));
+        let crowd = Crowd::new("crowd".to_owned());
+        crowd.note(After::Stream(&lane))?;
+        crowd.settle(&reduce, WHY)?;
+        reduce.record(&record)?;
+        let behind = |crowd: &Crowd| {
+            machine.trace_start();
+            crowd.wait_for_settled(&marks, &record, WHY)?;
+            Ok::<_, Error>(waits(&machine.trace_stop()))
+        };
+        assert_eq!(behind(&crowd)?, ["crowd.lane:1"], "a stream's event stays");
+        lane.record(&gate)?;
+        crowd.note(After::Gate(&gate))?;
+        crowd.settle(&reduce, WHY)?;
+        reduce.record(&record)?;
+        assert_eq!(behind(&crowd)?, ["record:2", "crowd.lane:1"]);
+        crowd.begin_anew();
+        assert!(behind(&crowd)?.is_empty());
         Ok(())
     }
 }

@@ -120,12 +120,11 @@ impl Core {
             _ => return Ok(()), // set already
         };
         for group in &self.groups {
-            group.landed.wait(stream, why::FLAG_AFTER_LANDED)?;
+            // Graphs of the last step read the flag, too, and only its reductions have waited for them.
+            group.landed.wait_for_settled(stream, &group.reduced, why::FLAG_AFTER_LANDED)?;
         }
-        if state.microbatch == 1 {
-            // Gates of graphs are forgotten once a reduction is behind them.
-            stream.wait(&self.finished, why::FLAG_AFTER_LANDED)?;
-        }
+        // Nobody need have contributed since, on whatever stream it was set.
+        stream.wait(&self.keep_set, why::FLAG_AFTER_LANDED)?;
         stream.launch(Fill { y: &self.keep, value }.op("ddp.keep")?)?;
         self.record(Record::KeepSet, stream, &self.keep_set)
     }

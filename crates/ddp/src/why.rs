@@ -43,7 +43,7 @@ pub const GRAD_AFTER_LANDED: Why = Why("ddp.grad_after_landed");
 /// A contribution reads the flag that says whether it is the first of the step.
 pub const GRAD_AFTER_FLAG: Why = Why("ddp.grad_after_flag");
 
-/// The flag of a microbatch is set behind the contributions that read the one before it.
+/// The flag of a microbatch is set behind the one before it, and behind the contributions that read that one.
 pub const FLAG_AFTER_LANDED: Why = Why("ddp.flag_after_landed");
 
 /// The division of the gradients reads the number of tokens that a step has counted.

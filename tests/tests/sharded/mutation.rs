@@ -9,12 +9,10 @@ use graphcap::{
 use model::RecomputeLayers;
 use pgroups::{PgError, Sequence, local};
 
-#[cfg(feature = "full")]
-use super::support::MODES;
 use super::{
     captured::{Graphs, PASS_AFTER_INPUTS, replay},
     passes::Slot,
-    program::{Lanes, Program},
+    program::{Inputs, Lanes, Program},
     support::Caught,
     worker::Worker,
 };
@@ -22,7 +20,12 @@ use super::{
 /// Tensor groups, shards and replicas; two microbatches on two streams; one layer is recomputed.
 fn program(graphs: Captures, [tp, gtp, dp]: [u32; 3]) -> Program {
     let recompute = RecomputeLayers::These(vec![1]);
-    Program { graphs, recompute, lanes: Lanes::Turns, sequence: Sequence::Split, ..Program::on(tp, gtp, dp) }
+    // Of whole passes even the reductions overlap.
+    let inputs = match graphs {
+        Some((Scope::Microbatch, _)) => Inputs::InPlace,
+        _ => Inputs::Copied,
+    };
+    Program { graphs, recompute, lanes: Lanes::Turns, inputs, sequence: Sequence::Split, ..Program::on(tp, gtp, dp) }
 }
 
 /// Looks at what is there, on whatever stream.
@@ -121,13 +124,14 @@ type Captures = Option<(Scope, GateMode)>;
 
 /// What others cover, with one of them: streams meet for several reasons.
 fn covered(graphs: Captures) -> Vec<(Label, Label)> {
-    let pairs: &[(Why, Why)] = match graphs.map(|(scope, _)| scope) {
+    let pairs: &[(Why, Why)] = match graphs {
         // A gradient that is whole waits for all that has landed in its bucket, sums of shards among them.
         None => &[(gtp::why::GRAD_AFTER_REDUCE, ddp::why::GRAD_AFTER_LANDED)],
         // The graphs of a pass are a chain, also from one stream to the other.
-        Some(Scope::Layer) => &[(PASS_AFTER_INPUTS, gtp::why::GRAPH_AFTER_GRAPH)],
-        // The first gradient of a pass takes the place of the last one but one of the pass before.
-        Some(_) => &[(gtp::why::REDUCE_AFTER_REDUCE, gtp::why::GRAD_AFTER_REDUCE)],
+        Some((Scope::Layer, _)) => &[(PASS_AFTER_INPUTS, gtp::why::GRAPH_AFTER_GRAPH)],
+        // A replay waits for all that has landed, the last reduction of the pass before among it.
+        Some((_, GateMode::BeforeReplay)) => &[(gtp::why::REDUCE_AFTER_REDUCE, graphcap::why::GATE_AFTER_LANDED)],
+        Some((_, GateMode::InGraph)) => &[],
     };
     // Gradients are written where a pass computes, which is behind everything that it follows.
     let begin = [(gtp::why::BEGIN_AFTER_WORK, gtp::why::REDUCE_AFTER_GRAD)];
@@ -167,57 +171,35 @@ fn every_synchronisation_of_sharded_training_is_noticed_when_it_is_missing() {
     assert_noticed(&program(Some((Scope::Layer, GateMode::InGraph)), [1, 2, 2]));
 }
 
-/// With tensor groups, at every scope and in both modes: minutes in an unoptimised build.
+/// Minutes in an unoptimised build.
 #[cfg(feature = "full")]
-#[test]
-fn full_every_synchronisation_is_noticed_at_every_scope_in_both_modes() {
-    let scopes = [Scope::Layer, Scope::Microbatch].into_iter().flat_map(|scope| MODES.map(|gates| (scope, gates)));
-    for graphs in [None].into_iter().chain(scopes.map(Some)) {
-        assert_noticed(&program(graphs, [2, 2, 2]));
+mod full {
+    use super::*;
+
+    const LAYOUT: [u32; 3] = [2, 2, 2];
+
+    #[test]
+    fn every_synchronisation_is_noticed_in_submitted_steps() {
+        assert_noticed(&program(None, LAYOUT));
     }
-}
-#[test]
-fn debug_begin() {
-    for graphs in [Some((Scope::Microbatch, GateMode::InGraph)), Some((Scope::Microbatch, GateMode::BeforeReplay))] {
-        let why = gtp::why::REDUCE_AFTER_REDUCE.0;
-        for by in gtp::why::ALL
-            .iter()
-            .chain(&ddp::why::ALL)
-            .chain(&graphcap::why::ALL)
-            .chain(&[pgroups::Turn::READ_AFTER_PUBLISH, PASS_AFTER_INPUTS])
-        {
-            let trace = traced(&program(graphs, [1, 2, 2]), &[why.into(), by.0.into()]);
-            let Ok(trace) = trace else {
-                println!("{by} refused");
-                continue;
-            };
-            let report = graphcap::verify::verify(&trace, &VerifyOptions { limit: 10_000, ..VerifyOptions::default() });
-            let n = report
-                .findings()
-                .iter()
-                .filter(|f| matches!(f, Finding::Race(r) if r.dropped.iter().any(|d| d.as_str() == why)))
-                .count();
-            if n > 0 {
-                println!("{graphs:?} {by}: {} findings {n} named", report.findings().len());
-            }
-        }
-        let by: Vec<Label> =
-            graphcap::why::ALL.iter().chain(&ddp::why::ALL).map(|w| w.0.into()).chain([why.into()]).collect();
-        for skip in 0..by.len() {
-            let mut less = by.clone();
-            less.remove(skip);
-            let trace = traced(&program(graphs, [1, 2, 2]), &less);
-            let Ok(trace) = trace else {
-                println!("{} refused", by[skip]);
-                continue;
-            };
-            let report = graphcap::verify::verify(&trace, &VerifyOptions { limit: 10_000, ..VerifyOptions::default() });
-            let n = report
-                .findings()
-                .iter()
-                .filter(|f| matches!(f, Finding::Race(r) if r.dropped.iter().any(|d| d.as_str() == why)))
-                .count();
-            println!("all ddp, graphcap but {}: {} findings {n} named", by[skip], report.findings().len());
-        }
+
+    #[test]
+    fn every_synchronisation_is_noticed_in_graphs_of_layers_with_gates_inside() {
+        assert_noticed(&program(Some((Scope::Layer, GateMode::InGraph)), LAYOUT));
+    }
+
+    #[test]
+    fn every_synchronisation_is_noticed_in_graphs_of_layers_with_waits_before_replays() {
+        assert_noticed(&program(Some((Scope::Layer, GateMode::BeforeReplay)), LAYOUT));
+    }
+
+    #[test]
+    fn every_synchronisation_is_noticed_in_graphs_of_microbatches_with_gates_inside() {
+        assert_noticed(&program(Some((Scope::Microbatch, GateMode::InGraph)), LAYOUT));
+    }
+
+    #[test]
+    fn every_synchronisation_is_noticed_in_graphs_of_microbatches_with_waits_before_replays() {
+        assert_noticed(&program(Some((Scope::Microbatch, GateMode::BeforeReplay)), LAYOUT));
     }
 }

@@ -128,8 +128,10 @@ fn replicas_in_an_order_that_leaves_peers_with_other_shards_are_refused_by_name(
         let program = Program { custom: custom.clone(), optimizing, ..program.clone() };
         local(&sim(1), program.world(), |rank| match program.covers(rank.global) {
             true => {
-                Worker::new(&rank, &program, "m")?;
-                Ok(rank.device.synchronize()?)
+                // Kept until all that it has submitted is done.
+                let worker = Worker::new(&rank, &program, "m")?;
+                rank.device.synchronize()?;
+                Ok(drop(worker))
             }
             false => Ok::<_, Caught>(ProcessGroups::build(&rank, &program.plan(), &program.needs()).map(drop)?),
         })

@@ -48,6 +48,15 @@ pub(crate) enum Lanes {
     Turns,
 }
 
+/// What replays of training are given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Inputs {
+    /// Memory of their own, which is copied to where the graphs read it.
+    Copied,
+    /// What lies where the graphs read it: nothing is copied, and no copy waits for the whole graph before.
+    InPlace,
+}
+
 /// How one model is trained.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
@@ -69,6 +78,7 @@ pub(crate) struct Program {
     /// None: steps are submitted as they are.
     pub(crate) graphs: Option<(Scope, GateMode)>,
     pub(crate) lanes: Lanes,
+    pub(crate) inputs: Inputs,
 }
 
 impl Program {
@@ -89,6 +99,7 @@ impl Program {
             look_ahead: 1,
             graphs: None,
             lanes: Lanes::One,
+            inputs: Inputs::Copied,
         }
     }
 

@@ -92,8 +92,12 @@ fn a_model_that_is_wrapped_again_is_read_through_its_new_publishers_and_its_trai
             load(worker, &worker.updates)?;
             // An evaluation's graphs follow: same memory, other events.
             let graphs = worker.graphs.as_ref().expect("graphs");
-            graphs.evaluation.graphs().iter().try_for_each(|graph| replay(graph, &worker.compute, &worker.slot))?;
-            worker.log_loss()?;
+            graphs
+                .evaluation
+                .graphs()
+                .iter()
+                .try_for_each(|graph| replay(graph, &worker.compute, &worker.eval_slot))?;
+            worker.log_loss(PassKind::EVAL)?;
             // What adds gradients reads a flag that is not the one that was captured.
             let graphs = worker.graphs.as_ref().expect("graphs");
             let refused =
@@ -209,7 +213,7 @@ fn an_evaluation_between_the_graphs_of_a_pass_is_of_the_same_values_and_leaves_t
     };
     let by_graphs = |worker: &mut Worker| -> Result<(), Caught> {
         let graphs = worker.graphs.as_ref().expect("graphs");
-        graphs.evaluation.graphs().iter().try_for_each(|graph| replay(graph, &worker.compute, &worker.slot))
+        graphs.evaluation.graphs().iter().try_for_each(|graph| replay(graph, &worker.compute, &worker.eval_slot))
     };
     let plain = run(0, GateMode::InGraph, &|_, _| Ok(()));
     assert!(plain.iter().all(|(_, counters)| counters.repaired == 0));
@@ -255,7 +259,7 @@ fn weights_that_were_gathered_before_a_write_are_gathered_again_behind_it() {
             }
             worker.ddp.end_microbatch(&worker.compute)?;
             worker.ddp.finish_grads()?;
-            worker.log_loss()?;
+            worker.log_loss(PassKind::TRAIN)?;
             let repaired = worker.source.counters().repaired;
             worker.ddp.publish(&worker.compute)?;
             Ok((worker.bits()?, repaired))

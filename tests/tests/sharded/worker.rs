@@ -9,7 +9,7 @@ use pgroups::{Epochs, Key, Param, Pass, ProcessGroups, Rank, Seed, TensorParalle
 use super::{
     captured::Graphs,
     passes::{Carried, Parts, Slot, Source, forward_pieces, pieces},
-    program::{Held, Lanes, Program, SEQ_LEN, VOCAB},
+    program::{Held, Inputs, Lanes, Program, SEQ_LEN, VOCAB},
     support::{Caught, get},
 };
 
@@ -34,7 +34,7 @@ pub(crate) struct Worker {
     pub(crate) eval: Frame,
     /// Where passes read and leave their loss.
     pub(crate) slot: Slot,
-    /// As `slot`, of evaluations: the same, unless somebody has them run elsewhere.
+    /// As `slot`, of evaluations, which are all of the same samples.
     pub(crate) eval_slot: Slot,
     pub(crate) graphs: Option<Graphs>,
     /// Adds to a gradient behind each pass, on a stream of its own.
@@ -90,7 +90,7 @@ impl Worker {
                 (Some(Lane { stream: other, frame, slot: Slot::alloc(rank, program)? }), stream("marks")?)
             }
         };
-        Ok(Worker {
+        let worker = Worker {
             other,
             marks,
             train: Frame::unplanned(&compute, &format!("{name}.train")),
@@ -106,13 +106,15 @@ impl Worker {
             optimizer,
             source,
             model,
-            eval_slot: slot.clone(),
+            eval_slot: Slot::alloc(rank, program)?,
             slot,
             graphs: None,
             extra: None,
             token_scale: 1.0,
             losses: Vec::new(),
-        })
+        };
+        worker.given(0, 0, &worker.compute)?.copy_to(&worker.eval_slot, &worker.compute)?;
+        Ok(worker)
     }
 
     /// Two eager steps, then the graphs that the program asks for.
@@ -146,7 +148,10 @@ impl Worker {
         let whole = self.graphs.as_ref().is_none_or(|graphs| graphs.training.graphs().len() == 1);
         let turn = if whole { at % lanes.len() } else { 0 };
         lanes.rotate_left(turn);
-        let given = self.given(step, at, &lanes[0])?;
+        let given = match self.program.inputs {
+            Inputs::InPlace if self.graphs.is_some() => self.slot.clone(),
+            _ => self.given(step, at, &lanes[0])?,
+        };
         let Worker { ddp, marks, graphs, model, source, train, slot, other, losses, .. } = self;
         let _adding_up = (at + 1 < self.program.microbatches).then(|| ddp.no_sync());
         ddp.begin_microbatch(marks)?;
@@ -199,17 +204,18 @@ impl Worker {
         Ok(given)
     }
 
-    /// The loss of a forward pass over the samples that are in place, on values as they are then.
+    /// The loss of a forward pass, on values as they are then.
     pub(crate) fn evaluate(&mut self) -> Result<(), Caught> {
         let forward = forward_pieces(&self.model);
         self.evaluation().run(&forward, Turn::eager(Pass::Forward), &mut Carried::default())?;
-        self.log_loss()
+        self.log_loss(PassKind::EVAL)
     }
 
     /// Of the pass that was submitted last; where nothing computes there is none.
-    pub(crate) fn log_loss(&mut self) -> Result<(), Caught> {
+    pub(crate) fn log_loss(&mut self, of: PassKind) -> Result<(), Caught> {
+        let slot = if of == PassKind::EVAL { &self.eval_slot } else { &self.slot };
         if self.rank.device.machine().computes() {
-            self.losses.push(self.compute.download(&self.slot.loss)?);
+            self.losses.push(self.compute.download(&slot.loss)?);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use graphcap::{
     GateMode, Scope,
     verify::{Finding, Report, VerifyOptions, verify},
 };
+use gtp::PassKind;
 use model::RecomputeLayers;
 use pgroups::{PgError, local};
 
@@ -71,8 +72,8 @@ fn look(grads: &View, seen: &View) -> Op {
 
 fn evaluate(worker: &mut Worker) -> Result<(), Caught> {
     let Some(graphs) = &worker.graphs else { return worker.evaluate() };
-    graphs.evaluation.graphs().iter().try_for_each(|graph| replay(graph, &worker.compute, &worker.slot))?;
-    worker.log_loss()
+    graphs.evaluation.graphs().iter().try_for_each(|graph| replay(graph, &worker.compute, &worker.eval_slot))?;
+    worker.log_loss(PassKind::EVAL)
 }
 
 fn programs() -> Vec<Program> {
@@ -92,7 +93,7 @@ fn values_are_written_behind_the_gathers_that_read_them_before() {
         let (want, report) = run(&program, (0, None), |_| ()).unwrap();
         assert!(report.is_clean(), "{:?}: {report}", program.graphs);
         let mut other = 0;
-        for seed in 1..7 {
+        for seed in 1..4 {
             let (got, report) = run(&program, (seed, None), |_| ()).unwrap();
             assert!(got == want && report.is_clean(), "{:?}, seed {seed}: {report}", program.graphs);
             let (got, report) = run(&program, (seed, Some(ddp::why::WRITE_AFTER_READ.0)), |_| ()).unwrap();

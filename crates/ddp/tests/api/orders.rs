@@ -111,6 +111,50 @@ fn a_graphs_gates_stand_for_its_gradients_and_its_reads() {
 }
 
 #[test]
+fn the_flag_of_a_step_is_set_behind_the_graphs_of_the_step_before_on_whatever_stream() {
+    let setup = Setup::new(2, vec![constant("a", &[40], 1.0)]);
+    // Gradients of three steps of two microbatches; the flag is set on a stream that nothing else orders.
+    let grads = |seed: u64, dropped: Option<device::Why>| {
+        let machine = sim(seed);
+        dropped.into_iter().for_each(|why| machine.drop_waits(why));
+        let ran = setup.run(&machine, |one| {
+            let [lane, marks, side] = ["lane", "marks", "optimizer"].map(|name| one.device.stream(name));
+            let (lane, marks, side) = (lane?, marks?, side?);
+            let landed = one.device.event("landed");
+            let param = one.param(0).clone();
+            let seen = one.device.alloc("seen", &[3, 40], device::DType::F32, device::MemoryKind::Other)?;
+            for step in 0..3 {
+                for at in 0..2 {
+                    let _adding_up = (at == 0).then(|| one.ddp.no_sync());
+                    one.ddp.begin_microbatch(&marks)?;
+                    let mut whole = Whole::keeping(Turn::eager(Pass::Backward), one.ddp.keep());
+                    let grad = whole.grad(&param, &lane)?;
+                    let (into, how) = grad.target();
+                    lane.launch(add(into, how, vec![(1 + at + step) as f32; 40]))?;
+                    lane.record(&landed)?;
+                    param.landed_sink().unwrap().landed(&param, After::Gate(&landed))?;
+                    one.ddp.end_microbatch(&marks)?;
+                }
+                one.ddp.finish_grads()?;
+                one.ddp.read_grads(&side)?;
+                for bucket in one.ddp.buckets() {
+                    let (x, y) = (bucket.own_grads.flat(0..40)?, seen.flat(40 * step..40 * (step + 1))?);
+                    side.launch(device::ops::Cast { x: &x, y: &y }.op("look")?)?;
+                }
+                one.ddp.done_grads(&side)?;
+            }
+            one.device.synchronize()?;
+            wide(&side, &seen)
+        });
+        ran.unwrap()
+    };
+    let want: Vec<f32> = [3.0, 5.0, 7.0].into_iter().flat_map(|sum| [sum; 40]).collect();
+    assert!((0..100).all(|seed| grads(seed, None).iter().all(|seen| *seen == want)));
+    let dropped = Some(ddp::why::FLAG_AFTER_LANDED);
+    assert!((0..100).any(|seed| grads(seed, dropped).iter().any(|seen| *seen != want)));
+}
+
+#[test]
 fn whole_weights_with_the_flag_of_the_device_add_up_alike() {
     let setup = Setup::new(2, vec![constant("a", &[40], 1.0)]);
     for machine in machines() {
