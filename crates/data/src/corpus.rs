@@ -1,9 +1,9 @@
-//! The text in memory, and the windows of a part.
+//! The stream of tokens, and the windows of a part.
 
 use crate::{
     error::DataError,
     files::resolve,
-    order::SampleId,
+    order::{SampleId, mix},
     split::{Part, Split},
     tokenizer::Tokenizer,
 };
@@ -27,16 +27,44 @@ pub struct Source<'a> {
     pub split: Split,
 }
 
-/// All text of a run as one stream of tokens: the files one after the other, sorted by path, nothing between them.
+/// All tokens of a run as one stream. Of text: the files one after the other, sorted by path, nothing between them.
 ///
-/// Held in memory, one byte per token; a clone shares it.
+/// Text is held in memory, one byte per token, and a clone shares it; random tokens are held nowhere.
 #[derive(Clone, Debug)]
 pub struct Corpus {
-    /// UTF-8: with the byte tokenizer, the tokens themselves.
-    text: Arc<[u8]>,
+    stream: Stream,
     files: Arc<[PathBuf]>,
     tokenizer: Tokenizer,
     split: Split,
+}
+
+/// Tokens, one after the other.
+#[derive(Clone, Debug)]
+enum Stream {
+    /// UTF-8: with the byte tokenizer, the tokens themselves.
+    Text(Arc<[u8]>),
+    /// Each follows from its place.
+    Random { tokens: usize, vocab: u32, seed: u64 },
+}
+
+impl Stream {
+    fn len(&self) -> usize {
+        match self {
+            Stream::Text(text) => text.len(),
+            Stream::Random { tokens, .. } => *tokens,
+        }
+    }
+
+    fn at(&self, place: usize) -> i32 {
+        match self {
+            Stream::Text(text) => i32::from(text[place]),
+            Stream::Random { vocab, seed, .. } => {
+                // The upper half of a product of 32 and 32 bits: as even as 2^32 values can be spread.
+                let random = mix(mix(*seed).wrapping_add(place as u64)) >> 32;
+                ((random * u64::from(*vocab)) >> 32) as i32
+            }
+        }
+    }
 }
 
 impl Corpus {
@@ -59,22 +87,36 @@ impl Corpus {
             }
             text.extend_from_slice(&bytes);
         }
-        Ok(Corpus { text: text.into(), files: files.into(), tokenizer: source.tokenizer, split: source.split.clone() })
+        let (stream, split) = (Stream::Text(text.into()), source.split.clone());
+        Ok(Corpus { stream, files: files.into(), tokenizer: source.tokenizer, split })
     }
 
     /// A corpus of text that is already in memory.
     pub fn from_text(text: &str, tokenizer: Tokenizer, split: Split) -> Corpus {
-        Corpus { text: text.as_bytes().into(), files: Arc::from([]), tokenizer, split }
+        let stream = match tokenizer {
+            Tokenizer::Bytes => Stream::Text(text.as_bytes().into()),
+        };
+        Corpus { stream, files: Arc::from([]), tokenizer, split }
+    }
+
+    /// So many tokens of `0..vocab`, each as likely as any other, in place of text: to measure speed and memory with
+    /// any vocabulary. A pure function of seed and place, which costs no memory.
+    ///
+    /// # Errors
+    /// [`DataError::Vocab`] for a vocabulary without an id, or with ids that are no `i32`.
+    pub fn random(tokens: usize, vocab: usize, seed: u64, split: Split) -> Result<Corpus, DataError> {
+        let fits = u32::try_from(vocab).ok().filter(|vocab| (1..=1 << 31).contains(vocab));
+        let vocab = fits.ok_or(DataError::Vocab { vocab })?;
+        let stream = Stream::Random { tokens, vocab, seed };
+        Ok(Corpus { stream, files: Arc::from([]), tokenizer: Tokenizer::Bytes, split })
     }
 
     /// Tokens of the whole stream.
     pub fn tokens(&self) -> usize {
-        match self.tokenizer {
-            Tokenizer::Bytes => self.text.len(),
-        }
+        self.stream.len()
     }
 
-    /// The files that were read, in the order of the stream; none for text that came from memory.
+    /// The files that were read, in the order of the stream; none for what came from elsewhere.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
@@ -105,14 +147,14 @@ impl Corpus {
                 needed,
             });
         }
-        Ok(Windows { text: self.text.clone(), range, part, seq_len })
+        Ok(Windows { stream: self.stream.clone(), range, part, seq_len })
     }
 }
 
 /// The samples of a part of the corpus. A clone shares the text.
 #[derive(Clone, Debug)]
 pub struct Windows {
-    text: Arc<[u8]>,
+    stream: Stream,
     range: Range<usize>,
     part: Part,
     seq_len: usize,
@@ -166,6 +208,6 @@ impl Windows {
             return Err(DataError::NoSuchSample { sample: sample.0, samples: self.samples() });
         }
         let start = self.range.start + sample.0 as usize * self.seq_len;
-        Ok(self.text[start..=start + self.seq_len].iter().map(|&byte| i32::from(byte)))
+        Ok((start..start + self.seq_len + 1).map(|place| self.stream.at(place)))
     }
 }

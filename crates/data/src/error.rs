@@ -7,6 +7,12 @@ use std::{io, path::PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
+    /// A vocabulary that random tokens cannot be of.
+    #[error("a vocabulary of {vocab} ids: random tokens take 1 to 2147483648")]
+    Vocab {
+        /// Asked for.
+        vocab: usize,
+    },
     /// The list of patterns is empty.
     #[error("no file, folder or glob is given: name at least one")]
     NoPatterns,

@@ -87,7 +87,7 @@ const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 /// A bijection of 64 bits in which every input bit reaches every output bit.
 ///
 /// Source: the finaliser of SplitMix64, constants by David Stafford ("Mix13").
-fn mix(value: u64) -> u64 {
+pub(crate) fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(GOLDEN);
     let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -7,5 +7,7 @@ mod folders;
 mod dealing;
 #[path = "api/files.rs"]
 mod files;
+#[path = "api/random.rs"]
+mod random;
 #[path = "api/too_little.rs"]
 mod too_little;

@@ -74,6 +74,8 @@ pub struct ModelConfig {
     pub ffn_dim: usize,
     /// Different tokens. Default: those of the tokenizer.
     pub vocab: usize,
+    /// Rows of the tables of tokens: those from `vocab` on are padding. Default `vocab`.
+    pub vocab_rows: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
     /// Base of the rotary angles: larger for longer sequences; none for gpt2, which learns its positions. Default
@@ -215,8 +217,10 @@ pub struct PrecisionConfig {
 pub struct DataConfig {
     /// Where relative patterns start: the folder of the configuration file.
     pub base: PathBuf,
-    /// Files, folders and globs, as written.
+    /// Files, folders and globs, as written; none with random tokens.
     pub path: Vec<String>,
+    /// So many random tokens in place of text, to measure speed and memory. Default: none, text is read.
+    pub random_tokens: Option<usize>,
     /// Text to tokens. Default bytes.
     pub tokenizer: TokenizerKind,
     /// Weights of train, eval and test. Default "0.95,0.05".
@@ -244,7 +248,7 @@ pub struct LogConfig {
     pub interval: u64,
     /// How progress is shown. Default auto.
     pub progress: ProgressKind,
-    /// Tokens to generate when training has finished; 0: none, at most 100 000. Default 200.
+    /// Tokens to generate when training has finished; 0: none, at most 100 000. Default 200, without text 0.
     pub sample_tokens: usize,
     /// Whether the run folder gets TensorBoard event files, too. Default true.
     pub tensorboard: bool,
@@ -303,8 +307,13 @@ impl Config {
         }
         let mut data = toml::Table::new();
         let whole = |pattern: &String| self.data.base.join(pattern).to_string_lossy().into_owned();
-        data.insert("path".to_owned(), self.data.path.iter().map(whole).collect::<Vec<_>>().into());
-        data.insert("tokenizer".to_owned(), self.data.tokenizer.to_string().into());
+        match self.data.random_tokens {
+            Some(tokens) => drop(data.insert("random_tokens".to_owned(), (tokens as i64).into())),
+            None => {
+                data.insert("path".to_owned(), self.data.path.iter().map(whole).collect::<Vec<_>>().into());
+                data.insert("tokenizer".to_owned(), self.data.tokenizer.to_string().into());
+            }
+        }
         data.insert("split".to_owned(), self.data.split.to_string().into());
         let Config { model, layout, train, optimizer, ddp, gtp, graph, precision, device, log, .. } = self;
         toml::to_string(&Written { model, layout, train, optimizer, ddp, gtp, graph, precision, data, device, log })

@@ -194,7 +194,7 @@ fn a_plan_made_on_the_dry_driver_runs_ahead_from_the_first_pass() {
     });
     check_all(&found.unwrap(), &want, "planned");
     let told = dry.to_string();
-    for line in ["3 sharded weights", "gathered in the open", "gathered behind 0 (w0)", "stays from 2"] {
+    for line in ["3 sharded weights", "in the open", "behind use 0 (w0)", "stays from use 2"] {
         assert!(told.contains(line), "no '{line}' in\n{told}");
     }
 }

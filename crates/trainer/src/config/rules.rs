@@ -41,22 +41,40 @@ pub(crate) fn read(reader: &mut Reader, base: &Path) -> Config {
     let graph = reader.section("graph", read_graph);
     let precision = reader.section("precision", read_precision);
     let device = reader.section("device", read_device);
-    let log = reader.section("log", read_log);
+    let log = reader.section("log", |s| read_log(s, data.random_tokens));
     Config { model, layout, train, optimizer, ddp, gtp, graph, precision, data, device, log }
 }
 
 fn read_data(s: &mut Section, base: &Path) -> DataConfig {
+    let random_tokens = s.size("random_tokens", 1);
     let path = s.texts("path").filter(|list| !list.is_empty() && list.iter().all(|p| !p.trim().is_empty()));
-    let path = s.required(
-        "path",
-        path,
-        Need {
-            meaning: "the files, folders or globs of text to train on",
-            example: "\"../docs/**/*.md\"",
-            meanwhile: vec![".".to_owned()],
-        },
-    );
-    let tokenizer = s.choice("tokenizer").unwrap_or(TokenizerKind::Bytes);
+    let path = match (path, random_tokens) {
+        (None, Some(_)) => Vec::new(),
+        (path, _) => s.required(
+            "path",
+            path,
+            Need {
+                meaning: "the files, folders or globs of text to train on",
+                example: "\"../docs/**/*.md\"",
+                meanwhile: vec![".".to_owned()],
+            },
+        ),
+    };
+    let tokenizer = s.choice("tokenizer");
+    if let Some(tokens) = random_tokens {
+        let text = [
+            (!path.is_empty()).then(|| Setting::new("data.path", format!("{path:?}"))),
+            tokenizer.map(|kind: TokenizerKind| Setting::text("data.tokenizer", kind.to_string())),
+        ];
+        let text: Vec<Setting> = text.into_iter().flatten().collect();
+        if !text.is_empty() {
+            let absent = text.iter().map(|setting| Setting::absent(&setting.key));
+            let nearest = absent.chain([Setting::absent("data.random_tokens")]).collect();
+            let settings = text.into_iter().chain([Setting::new("data.random_tokens", tokens)]).collect();
+            s.push(Violation { settings, rule: no_effect(NoEffect::RandomTokens), nearest });
+        }
+    }
+    let tokenizer = tokenizer.unwrap_or(TokenizerKind::Bytes);
     let usual = "0.95,0.05";
     let written = s.text("split").unwrap_or_else(|| usual.to_owned());
     let split = written.parse().unwrap_or_else(|problem: data::DataError| {
@@ -67,7 +85,7 @@ fn read_data(s: &mut Section, base: &Path) -> DataConfig {
         });
         usual.parse().expect("BUG: the default split is valid")
     });
-    DataConfig { base: base.to_owned(), path, tokenizer, split }
+    DataConfig { base: base.to_owned(), path, random_tokens, tokenizer, split }
 }
 
 fn read_model(s: &mut Section, vocab: usize) -> ModelConfig {
@@ -84,12 +102,13 @@ fn read_model(s: &mut Section, vocab: usize) -> ModelConfig {
         Arch::Llama => LlamaConfig::usual_ffn_dim(dim),
     });
     let vocab = s.size("vocab", 1).unwrap_or(vocab);
+    let vocab_rows = s.size("vocab_rows", 1).unwrap_or(vocab);
     let seq_len = s.size("seq_len", 1);
     let need = Need { meaning: "tokens per sequence", example: "128", meanwhile: 1 };
     let seq_len = s.required("seq_len", seq_len, need);
     let rope_base = s.size("rope_base", 1).or((arch == Arch::Llama).then_some(LlamaConfig::ROPE_BASE));
     let tied = s.flag("tied").unwrap_or(arch == Arch::Gpt2);
-    ModelConfig { arch, layers, dim, heads, kv_heads, ffn_dim, vocab, seq_len, rope_base, tied }
+    ModelConfig { arch, layers, dim, heads, kv_heads, ffn_dim, vocab, vocab_rows, seq_len, rope_base, tied }
 }
 
 /// The number of heads that divides `dim` and makes them nearest to [`HEAD_DIM`] wide; of two the more. Heads that are
@@ -200,11 +219,12 @@ fn read_device(s: &mut Section) -> DeviceConfig {
     }
 }
 
-fn read_log(s: &mut Section) -> LogConfig {
+fn read_log(s: &mut Section, random_tokens: Option<usize>) -> LogConfig {
+    let usual = if random_tokens.is_some() { 0 } else { 200 };
     LogConfig {
         interval: s.whole("interval", 1).unwrap_or(10),
         progress: s.choice("progress").unwrap_or(ProgressKind::Auto),
-        sample_tokens: s.up_to("sample_tokens", MOST_SAMPLE_TOKENS).unwrap_or(200),
+        sample_tokens: s.up_to("sample_tokens", MOST_SAMPLE_TOKENS).unwrap_or(usual),
         tensorboard: s.flag("tensorboard").unwrap_or(true),
     }
 }
@@ -303,6 +323,7 @@ fn layout_shares_the_model(config: &Config) -> Vec<Violation> {
                 let nearest = nearest.into_iter().map(setting);
                 (vec![axis("tp", tp)], nearest.chain([axis("tp", nearest_tp as u32)]).collect())
             }
+            ConfigRule::NotBelow { value, .. } => (Vec::new(), vec![setting(value)]),
             ConfigRule::PadsRows { gtp, .. } => (vec![axis("gtp", gtp)], vec![setting(1)]),
             _ => (Vec::new(), Vec::new()),
         };
@@ -404,7 +425,7 @@ fn positions_are_turned(model: &ModelConfig) -> Option<Violation> {
 
 fn vocab_holds_tokens(config: &Config) -> Option<Violation> {
     let (vocab, tokens) = (config.model.vocab, config.data.source().tokenizer.vocab());
-    (vocab < tokens).then(|| Violation {
+    (vocab < tokens && config.data.random_tokens.is_none()).then(|| Violation {
         settings: vec![Setting::new("model.vocab", vocab)],
         rule: Rule::VocabHoldsTokens { tokens, tokenizer: config.data.tokenizer.to_string() },
         nearest: vec![Setting::new("model.vocab", tokens)],

@@ -247,6 +247,9 @@ pub enum NoEffect {
     /// A schedule of gathers that do not overlap.
     #[error("only gathers beside forward have a schedule, and there are none")]
     NothingDispatched,
+    /// Text that is not read.
+    #[error("random tokens take the place of text")]
+    RandomTokens,
     /// Settings of shards where there are none.
     #[error("weights are gathered only where they are sharded, with layout.gtp above 1")]
     NoShards,

@@ -328,7 +328,7 @@ pub(crate) fn lay_out(config: &Config) -> Result<GptPlan, ConfigViolations> {
         heads: m.heads,
         ffn_dim: m.ffn_dim,
         vocab: m.vocab,
-        vocab_rows: m.vocab,
+        vocab_rows: m.vocab_rows,
         seq_len: m.seq_len,
         output: if m.tied { model::Output::Tied } else { model::Output::Own },
     };

@@ -147,7 +147,11 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
 
 fn load(config: &Config) -> Result<Corpus, TrainError> {
     let _span = tracing::info_span!("trainer.load_data").entered();
-    Ok(Corpus::load(&config.data.source())?)
+    let (data, model) = (&config.data, &config.model);
+    Ok(match data.random_tokens {
+        Some(tokens) => Corpus::random(tokens, model.vocab, config.train.seed, data.split.clone())?,
+        None => Corpus::load(&data.source())?,
+    })
 }
 
 /// The machine that a configuration asks for.

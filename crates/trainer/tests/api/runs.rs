@@ -1,5 +1,9 @@
 //! Whole runs through the library.
 
+use std::path::Path;
+
+use trainer::{Config, RunOptions};
+
 use crate::fixture::{Folder, bits, losses};
 
 const TRAIN: &str = "[layout]\ndp = 2\n[train]\nsteps = 12\nglobal_batch = 8\nmicro_batch = 2\nseed = 7\n\
@@ -154,6 +158,20 @@ fn two_unlike_runs_beside_each_other_do_not_change_each_other() {
         assert_eq!(bits(alone), bits(together));
         assert_eq!(alone.sample, together.sample);
     }
+}
+
+#[test]
+fn random_tokens_of_a_padded_vocabulary_take_the_place_of_text() {
+    let folder = Folder::new();
+    let text = "[model]\nlayers = 1\ndim = 16\nheads = 2\nseq_len = 16\nvocab = 1000\nvocab_rows = 1024\n[layout]\ntp = 2\n\
+                [train]\nsteps = 3\nglobal_batch = 4\n[data]\nrandom_tokens = 5000\n[log]\nprogress = \"none\"\n";
+    let config = Config::parse(text, Path::new("test"), folder.path(), &[] as &[&str]).unwrap();
+    assert_eq!(Config::parse(&config.to_toml(), Path::new("test"), folder.path(), &[] as &[&str]).unwrap(), config);
+    let trained = trainer::train(&config, RunOptions::new(folder.path().join("run"))).unwrap();
+    // Nothing is known yet: the loss of an even guess among the ids that there are.
+    let first = f64::from(trained.metrics[0].loss);
+    assert!((first - 1000f64.ln()).abs() < 0.05, "{first}");
+    assert!(trained.sample.is_none(), "there is no text to go on with");
 }
 
 #[test]
