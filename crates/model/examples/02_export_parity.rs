@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let config = case.plan.config().clone();
         let (microbatches, recompute) = ([(case.tokens.clone(), case.targets.clone())], RecomputeLayers::None);
         let run = Case { config, values: &case.values, microbatches: &microbatches, len: case.len, recompute };
-        let results = run.run(&Machine::cpu(2)?, Layout::Main);
+        let results = run.run_storing(case.dtype, &Machine::cpu(2)?, Layout::Main, None);
         println!("{}: {} parameters, loss {}", case.name, case.plan.numel(), results.0[0]);
         if let Some(folder) = &folder {
             write(&Path::new(folder).join(case.name), &case, &results)?;
@@ -39,7 +39,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn write(folder: &Path, case: &GoldenCase, results: &Results) -> Result<(), Box<dyn Error>> {
-    let rig = Rig::new(&Machine::cpu(1)?, case.plan.config().clone(), Some(&case.values));
+    let (machine, config) = (Machine::cpu(1)?, case.plan.config().clone());
+    let rig = Rig::storing(case.dtype, &machine, config, Some(&case.values), &RecomputeLayers::None);
     let mut weights = Whole::new(Turn::eager(Pass::Forward));
     let model = case.plan.export_weights(&rig.params, &mut weights, &rig.stream)?;
     fs::create_dir_all(folder)?;

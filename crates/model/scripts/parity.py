@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 SAMPLES = 12  # elements of each gradient in a golden file
+SAMPLES_BF16 = 40  # where errors are told by their mean square
 
 
 def gpt2(p, c, tokens):
@@ -65,8 +66,9 @@ def llama(p, c, tokens):
 
     def turned(x):
         """Columns i and i + width / 2 of each head as one complex number."""
-        z = torch.complex(*x.chunk(2, dim=-1)) * turn.to(torch.promote_types(x.dtype, torch.complex64))
-        return torch.cat([z.real, z.imag], dim=-1)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        z = torch.complex(*wide.chunk(2, dim=-1)) * turn.to(torch.promote_types(wide.dtype, torch.complex64))
+        return torch.cat([z.real, z.imag], dim=-1).to(x.dtype)
 
     x = F.embedding(tokens, p["model.embed_tokens.weight"])
     for layer in range(c["num_hidden_layers"]):
@@ -90,6 +92,7 @@ MODELS = {"gpt2": gpt2, "llama": llama}
 def mean_loss(scores, case):
     """Mean over all tokens, ignored ones counted as 0."""
     targets = case["targets"].long().flatten()
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     return F.cross_entropy(scores.flatten(0, 1), targets, ignore_index=-1, reduction="sum") / targets.numel()
 
 
@@ -140,15 +143,19 @@ def short(value):
     return float(f"{value.item():.10g}")
 
 
-def golden(config, loss, gradients):
+def golden(config, loss, gradients, narrow):
+    """`narrow`: the gradients that PyTorch gets in bf16, for models whose weights are."""
     entries = {}
     for name, gradient in gradients.items():
         flat = gradient.flatten()
-        count = min(SAMPLES, flat.numel())
+        count = min(SAMPLES_BF16 if narrow else SAMPLES, flat.numel())
         largest = int(flat.abs().argmax())
         # A little more than equal steps, so that not all lie in one column.
         at = sorted({(i * flat.numel() // count + 3 * i) % flat.numel() for i in range(count)} | {largest})
         entries[name] = {"max": short(flat[largest].abs()), "at": at, "values": [short(flat[i]) for i in at]}
+        if narrow:
+            off = (narrow[name].double().flatten() - flat)[at]
+            entries[name]["bf16"] = short(off.square().mean().sqrt())
     return {
         "generator": f"crates/model/scripts/parity.py, torch {torch.__version__.split('+')[0]}, float64",
         "model": config,
@@ -173,7 +180,14 @@ def main():
         loss32, single = run(config, weights, case, torch.float32)
         ours = {n: case[f"grad.{n}"] for n in want}
         # Who, loss, gradients, and how many bounds they may be off if that fails the comparison.
-        results = [("ours", case["loss"].item(), ours, 1.0), ("torch f32", loss32, as_ours(config, single, case), None)]
+        narrow = None
+        if any(t.dtype == torch.bfloat16 for t in weights.values()):
+            loss16, half = run(config, weights, case, torch.bfloat16)
+            narrow = as_ours(config, half, case)
+            results = [("ours", case["loss"].item(), ours, None), ("torch bf16", loss16, narrow, None)]
+        else:
+            single = as_ours(config, single, case)
+            results = [("ours", case["loss"].item(), ours, 1.0), ("torch f32", loss32, single, None)]
         if args.transformers:
             theirs_loss, theirs = run_transformers(folder, case)
             results.append(("transformers", theirs_loss, as_ours(config, theirs, case), 1.0))
@@ -182,7 +196,7 @@ def main():
             print(f"{folder.name}, {who}: loss off by {off:.1e}, gradients at most {ratio:.2f} of the bound ({name})")
             failed |= bound is not None and (off > 2e-6 or ratio > bound)
         if args.golden:
-            text = json.dumps(golden(config, loss, want), separators=(",", ":"))
+            text = json.dumps(golden(config, loss, want, narrow), separators=(",", ":"))
             (args.golden / f"{folder.name}.json").write_text(text.replace('},"', '},\n"') + "\n")
     raise SystemExit(1 if failed else 0)
 

@@ -100,14 +100,14 @@ impl SelfAttention {
         let Sizes { heads, head_dim, dims } = self.sizes;
         let x = Region::of(w).gather(f, x)?;
         let on = f.stream().clone();
-        let qkv = f.save("qkv", &[batch, tokens, self.sizes.columns()], DType::F32)?;
+        let qkv = f.save("qkv", &[batch, tokens, self.sizes.columns()], x.dtype())?;
         for (product, columns) in &self.products {
             product.forward(&on, w, &x, &qkv.columns(columns.clone())?, Then::Nothing)?;
         }
         if let Some(turner) = &self.turner {
             turner.turn(f, &self.sizes.turned(&qkv)?, tokens, Turning::Forward)?;
         }
-        let o = f.save("attended", &[batch, tokens, dims[0]], DType::F32)?;
+        let o = f.save("attended", &[batch, tokens, dims[0]], x.dtype())?;
         let lse = f.save("lse", &[batch, heads, tokens], DType::F32)?;
         let [q, k, v] = self.sizes.split(&qkv)?;
         let scale = self.sizes.scale();
@@ -127,7 +127,7 @@ impl SelfAttention {
         let [batch, tokens, _] = *d_o.shape() else { unreachable!("BUG: the block has made it") };
         let (qkv, o, lse) = (f.saved("qkv")?, f.saved("attended")?, f.saved("lse")?);
         let on = f.stream().clone();
-        let dqkv = f.save("dqkv", qkv.shape(), DType::F32)?;
+        let dqkv = f.save("dqkv", qkv.shape(), qkv.dtype())?;
         let [q, k, v] = self.sizes.split(&qkv)?;
         let [dq, dk, dv] = self.sizes.split(&dqkv)?;
         let attention = AttentionBackward {
@@ -148,7 +148,7 @@ impl SelfAttention {
         if let Some(turner) = &self.turner {
             turner.turn(f, &self.sizes.turned(&dqkv)?, tokens, Turning::Backward)?;
         }
-        let dx = f.temp(&[batch, tokens, dim], DType::F32)?;
+        let dx = f.temp(&[batch, tokens, dim], d_o.dtype())?;
         for (at, (product, columns)) in self.products.iter().enumerate() {
             let old = if at == 0 { Accumulate::Overwrite } else { Accumulate::Add };
             product.backward_input(&on, w, &dqkv.columns(columns.clone())?, &dx, Finish::Into(old))?;

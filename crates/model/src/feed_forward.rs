@@ -1,7 +1,7 @@
 //! The hidden layer between the norm and the product back.
 
 use device::{
-    DType, Frame, Site, View,
+    Frame, Site, View,
     ops::{Accumulate, Finish, SwiGlu, SwiGluBackward},
 };
 use gtp::layers::{Linear, Region, RowLinear, Then};
@@ -46,17 +46,17 @@ impl FeedForward {
         let (on, shape) = (f.stream().clone(), [batch, tokens, self.ffn_dim]);
         let active = match &self.hidden {
             Hidden::Gelu { first } => {
-                let pre = f.save("pre", &shape, DType::F32)?;
-                let active = f.save("active", &shape, DType::F32)?;
+                let pre = f.save("pre", &shape, x.dtype())?;
+                let active = f.save("active", &shape, x.dtype())?;
                 first.forward(&on, w, &x, &active, Then::Gelu { pre: &pre })?;
                 active
             }
             Hidden::SwiGlu { gate, up, site } => {
-                let gated = f.save("gate", &shape, DType::F32)?;
+                let gated = f.save("gate", &shape, x.dtype())?;
                 gate.forward(&on, w, &x, &gated, Then::Nothing)?;
-                let upped = f.save("up", &shape, DType::F32)?;
+                let upped = f.save("up", &shape, x.dtype())?;
                 up.forward(&on, w, &x, &upped, Then::Nothing)?;
-                let active = f.save("active", &shape, DType::F32)?;
+                let active = f.save("active", &shape, x.dtype())?;
                 on.launch(SwiGlu { gate: &gated, up: &upped, y: &active }.op(site)?)?;
                 active
             }
@@ -83,21 +83,21 @@ impl FeedForward {
         let dx = match &self.hidden {
             Hidden::Gelu { first } => {
                 let pre = f.saved("pre")?;
-                let dpre = f.save("dpre", pre.shape(), DType::F32)?;
+                let dpre = f.save("dpre", pre.shape(), dy.dtype())?;
                 self.last.backward_input(&on, w, dy, &dpre, Finish::GeluBackward { pre: &pre })?;
-                let dx = f.temp(&wide(&pre), DType::F32)?;
+                let dx = f.temp(&wide(&pre), dy.dtype())?;
                 first.backward_input(&on, w, &dpre, &dx, Finish::Into(Accumulate::Overwrite))?;
                 dx
             }
             Hidden::SwiGlu { gate, up, site } => {
                 let (gated, upped) = (f.saved("gate")?, f.saved("up")?);
-                let dactive = f.temp(gated.shape(), DType::F32)?;
+                let dactive = f.temp(gated.shape(), dy.dtype())?;
                 self.last.backward_input(&on, w, dy, &dactive, Finish::Into(Accumulate::Overwrite))?;
-                let dgate = f.save("dgate", gated.shape(), DType::F32)?;
-                let dup = f.save("dup", upped.shape(), DType::F32)?;
+                let dgate = f.save("dgate", gated.shape(), dy.dtype())?;
+                let dup = f.save("dup", upped.shape(), dy.dtype())?;
                 let backward = SwiGluBackward { dy: &dactive, gate: &gated, up: &upped, dgate: &dgate, dup: &dup };
                 on.launch(backward.op(site)?)?;
-                let dx = f.temp(&wide(&gated), DType::F32)?;
+                let dx = f.temp(&wide(&gated), dy.dtype())?;
                 gate.backward_input(&on, w, &dgate, &dx, Finish::Into(Accumulate::Overwrite))?;
                 up.backward_input(&on, w, &dup, &dx, Finish::Into(Accumulate::Add))?;
                 dx

@@ -2,15 +2,16 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use device::Stream;
+use device::{DType, Stream, bf16};
 use pgroups::{Param, Weights};
 use safetensors::{Dtype, SafeTensors, View, serialize, tensor::TensorView};
 
 use crate::{Arch, GptConfig, GptPlan, ModelError, ModelParam, Output, config::EPS};
 
 impl GptPlan {
-    /// A safetensors file of all weights, f32, under the names and in the layout that `transformers` uses: matrices of
-    /// GPT-2 transposed, tables without the rows past the vocabulary. Equal weights give equal bytes.
+    /// A safetensors file of all weights, in the types that they have, under the names and in the layout that
+    /// `transformers` uses: matrices of GPT-2 transposed, tables without the rows past the vocabulary. Equal weights give
+    /// equal bytes.
     ///
     /// `params` are those of [`GptPlan::build`]. Each is taken whole from `w`, one at a time, on `on`; the host waits
     /// for each. Where taking is collective, all ranks call.
@@ -28,10 +29,13 @@ impl GptPlan {
                 let (param, have) = (param.name().to_owned(), view.shape().to_vec());
                 return Err(ModelError::NotWhole { param, have, need: need.clone() });
             }
-            let values = on.download::<f32>(&view)?.wait()?;
+            let values = match view.dtype() {
+                DType::Bf16 => on.download::<bf16>(&view)?.wait()?.into_iter().map(bf16::to_f32).collect(),
+                _ => on.download::<f32>(&view)?.wait()?,
+            };
             w.give_back(param, on)?;
             let filed = Filed::of(self.config(), declared);
-            tensors.push((filed.name.clone(), filed.write(&values)));
+            tensors.push((filed.name.clone(), filed.write(&values, view.dtype())));
         }
         // What `transformers` asks for. One entry, since several would come in any order.
         let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
@@ -137,13 +141,17 @@ impl Filed {
         Filed { name, shape, order }
     }
 
-    fn write(self, values: &[f32]) -> Bytes {
+    fn write(self, values: &[f32], dtype: DType) -> Bytes {
         let numel = self.shape.iter().product();
         let values = match self.order {
             Order::Same => Cow::Borrowed(&values[..numel]),
             Order::Transposed => Cow::Owned(transposed(values, self.shape[0])),
         };
-        Bytes { shape: self.shape, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
+        let (dtype, bytes) = match dtype {
+            DType::Bf16 => (Dtype::BF16, values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect()),
+            _ => (Dtype::F32, values.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        };
+        Bytes { dtype, shape: self.shape, bytes }
     }
 
     fn read(&self, tensor: &TensorView<'_>, numel: usize) -> Result<Vec<f32>, ModelError> {
@@ -186,15 +194,16 @@ fn is_buffer(name: &str) -> bool {
     [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"].iter().any(|end| name.ends_with(end))
 }
 
-/// A tensor to be written, f32.
+/// A tensor to be written.
 struct Bytes {
+    dtype: Dtype,
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
 impl View for Bytes {
     fn dtype(&self) -> Dtype {
-        Dtype::F32
+        self.dtype
     }
 
     fn shape(&self) -> &[usize] {

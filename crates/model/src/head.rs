@@ -1,6 +1,6 @@
 //! Final norm and logits.
 
-use device::{DType, Frame, View};
+use device::{Frame, View};
 use gtp::layers::{Norm, NormConfig, NormTags, Region, VocabRows, VocabTable};
 use pgroups::{Param, Weights};
 
@@ -54,7 +54,7 @@ impl Block for Head {
         f.keep("dlogits", dy);
         let (_, outer) = dy.shape().split_last().unwrap_or((&0, &[]));
         let dim = f.saved("norm")?.cols();
-        let dnorm = f.temp(&[outer, &[dim]].concat(), DType::F32)?;
+        let dnorm = f.temp(&[outer, &[dim]].concat(), dy.dtype())?;
         self.table.logits_backward_input(f, w, dy, &dnorm)?;
         let dnorm = Region::of(w).reduce(f, &dnorm)?;
         Ok(Some(self.norm.backward_input(f, w, &dnorm, None)?))

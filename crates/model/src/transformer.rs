@@ -1,7 +1,7 @@
 //! Attention and feed-forward, each behind a norm and beside the residual stream.
 
 use device::{
-    DType, Frame, View,
+    Frame, View,
     ops::{Accumulate, Finish},
 };
 use gtp::layers::{Linear, Norm, NormConfig, NormTags, Region, RowLinear};
@@ -131,7 +131,7 @@ impl Block for TransformerBlock {
 
         let dsum_rows = region.gather(f, &dsum)?;
         f.keep("dsum", &dsum_rows);
-        let d_o = f.temp(f.saved("attended")?.shape(), DType::F32)?;
+        let d_o = f.temp(f.saved("attended")?.shape(), dy.dtype())?;
         self.proj.backward_input(f.stream(), w, &dsum_rows, &d_o, Finish::Into(Accumulate::Overwrite))?;
         let dnorm = self.attention.backward_input(f, w, &d_o, self.dim)?;
         Ok(Some(self.norm_1.backward_input(f, w, &dnorm, Some(&dsum))?))

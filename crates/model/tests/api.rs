@@ -2,6 +2,8 @@
 
 #[path = "api/adamw.rs"]
 mod adamw;
+#[path = "api/bf16.rs"]
+mod bf16;
 #[path = "api/config.rs"]
 mod config;
 #[path = "api/errors.rs"]

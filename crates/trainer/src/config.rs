@@ -202,7 +202,7 @@ impl GraphConfig {
 /// `[precision]`; every default is f32.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PrecisionConfig {
-    /// Parameters as forward and backward read them.
+    /// Parameters as forward and backward read them, and all activations with them.
     pub param: Number,
     /// Gradients as they are accumulated.
     pub grad: Number,

@@ -1,5 +1,7 @@
 //! The trainer as a library and as a command.
 
+#[path = "api/bf16.rs"]
+mod bf16;
 #[path = "api/command.rs"]
 mod command;
 #[path = "api/evaluation.rs"]

@@ -65,6 +65,8 @@ pub struct Args<'a> {
     accesses: &'a [Access],
     /// By access, where its elements lie without gaps, if not in the memory of the views.
     staged: Option<&'a [Staged]>,
+    /// By access, the f32 copy that stands for its bf16 elements; empty where there are no copies.
+    widened: &'a [Option<Staged>],
     taken: Cell<u64>,
 }
 
@@ -74,7 +76,7 @@ impl<'a> Args<'a> {
     /// mode, and no two accesses of the list conflict with each other. All views have storage.
     pub(crate) unsafe fn new(accesses: &'a [Access]) -> Args<'a> {
         debug_assert!(accesses.len() <= 64, "BUG: more accesses than the taken mask holds");
-        Args { accesses, staged: None, taken: Cell::new(0) }
+        Args { accesses, staged: None, widened: &[], taken: Cell::new(0) }
     }
 
     /// The same operation on copies: rows follow each other without gaps.
@@ -84,7 +86,17 @@ impl<'a> Args<'a> {
     /// other thread touches it.
     pub(crate) unsafe fn staged(accesses: &'a [Access], staged: &'a [Staged]) -> Args<'a> {
         debug_assert!(accesses.len() == staged.len(), "BUG: a copy for each access");
-        Args { accesses, staged: Some(staged), taken: Cell::new(0) }
+        Args { accesses, staged: Some(staged), widened: &[], taken: Cell::new(0) }
+    }
+
+    /// The same operation, with f32 copies in place of its bf16 arguments: rows follow each other without gaps.
+    ///
+    /// # Safety
+    /// `widened` has an entry for each argument, a copy exactly where it is bf16. For `'b`, each copy has room for all
+    /// elements as f32, nobody else touches it, and no other argument is taken from `self`.
+    pub(crate) unsafe fn widened<'b>(&'b self, widened: &'b [Option<Staged>]) -> Args<'b> {
+        debug_assert!(self.accesses.len() == widened.len(), "BUG: an entry for each access");
+        Args { accesses: self.accesses, staged: self.staged, widened, taken: Cell::new(0) }
     }
 
     /// Declared accesses.
@@ -107,7 +119,12 @@ impl<'a> Args<'a> {
     /// # Errors
     /// [`ArgError::Index`] when there is no such argument.
     pub fn dtype(&self, index: usize) -> Result<DType, ArgError> {
-        self.access(index).map(|a| a.view.dtype())
+        self.access(index).map(|a| self.copy(index).map_or(a.view.dtype(), |_| DType::F32))
+    }
+
+    /// How argument `index` is declared.
+    pub(crate) fn mode(&self, index: usize) -> Result<Mode, ArgError> {
+        self.access(index).map(|a| a.mode)
     }
 
     /// All elements of a contiguous argument that is declared as read.
@@ -147,7 +164,7 @@ impl<'a> Args<'a> {
             return Err(ArgError::Mode { index, declared: access.mode, asked: "read only" });
         }
         let base = self.base::<T>(index, access)?;
-        let (view, pitch) = (&access.view, self.pitch(access));
+        let (view, pitch) = (&access.view, self.pitch(index, access));
         Ok(Rows { base, rows: view.row_count(), cols: view.cols(), pitch, life: PhantomData })
     }
 
@@ -166,7 +183,7 @@ impl<'a> Args<'a> {
             return Err(ArgError::Taken { index });
         }
         self.taken.set(self.taken.get() | bit);
-        let (view, pitch) = (&access.view, self.pitch(access));
+        let (view, pitch) = (&access.view, self.pitch(index, access));
         Ok(RowsMut { base, rows: view.row_count(), cols: view.cols(), pitch, life: PhantomData })
     }
 
@@ -174,13 +191,22 @@ impl<'a> Args<'a> {
         self.accesses.get(index).ok_or(ArgError::Index { index, have: self.accesses.len() })
     }
 
-    fn pitch(&self, access: &Access) -> usize {
-        if self.staged.is_some() { access.view.cols() } else { access.view.pitch() }
+    fn copy(&self, index: usize) -> Option<Staged> {
+        self.widened.get(index).copied().flatten()
+    }
+
+    fn pitch(&self, index: usize, access: &Access) -> usize {
+        let moved = self.staged.is_some() || self.copy(index).is_some();
+        if moved { access.view.cols() } else { access.view.pitch() }
     }
 
     fn base<T: Element>(&self, index: usize, access: &Access) -> Result<*mut T, ArgError> {
-        if access.view.dtype() != T::DTYPE {
-            return Err(ArgError::DType { index, declared: access.view.dtype(), asked: T::DTYPE });
+        let declared = self.dtype(index)?;
+        if declared != T::DTYPE {
+            return Err(ArgError::DType { index, declared, asked: T::DTYPE });
+        }
+        if let Some(copy) = self.copy(index) {
+            return Ok(copy.0.as_ptr().cast());
         }
         if let Some(staged) = self.staged {
             return Ok(staged[index].0.as_ptr().cast());

@@ -1,7 +1,7 @@
 //! Activations: GELU (tanh form) and SwiGLU.
 
 use super::{Kernel, Work, check::Check, cut::Cut};
-use crate::{Access, DType, Error, Op, Site, View};
+use crate::{Access, Error, Op, Site, View};
 
 /// Counted for one element of GELU, its exponential as one.
 pub(crate) const GELU_FLOPS: u64 = 8;
@@ -42,7 +42,7 @@ pub(super) fn elements(accesses: &[Access], cost: usize) -> Cut {
     Cut::elements(first.row_count(), first.cols(), cost)
 }
 
-/// y = GELU(x) = x · (1 + tanh(√(2/π) · (x + 0.044715·x³))) / 2, f32.
+/// y = GELU(x) = x · (1 + tanh(√(2/π) · (x + 0.044715·x³))) / 2, f32 or bf16.
 #[derive(Clone, Copy, Debug)]
 pub struct Gelu<'a> {
     /// Any sizes.
@@ -59,7 +59,7 @@ impl Gelu<'_> {
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("gelu", site);
         let tensors = [("x", self.x), ("y", self.y)];
-        check.dtype(DType::F32, &tensors)?;
+        check.values(&tensors)?;
         check.same_sizes(&tensors)?;
         let place = Place::of(self.x, self.y);
         let mut accesses = vec![place.output(self.y)];
@@ -88,7 +88,7 @@ impl Work for GeluSpec {
     }
 }
 
-/// dx = dy · GELU'(x), f32.
+/// dx = dy · GELU'(x), f32 or bf16.
 #[derive(Clone, Copy, Debug)]
 pub struct GeluBackward<'a> {
     /// Gradient of y.
@@ -107,7 +107,7 @@ impl GeluBackward<'_> {
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("gelu_backward", site);
         let tensors = [("x", self.x), ("dy", self.dy), ("dx", self.dx)];
-        check.dtype(DType::F32, &tensors)?;
+        check.values(&tensors)?;
         check.same_sizes(&tensors)?;
         let place = Place::of(self.dy, self.dx);
         let mut accesses = vec![place.output(self.dx), Access::read(self.x)];
@@ -136,7 +136,7 @@ impl Work for GeluBackwardSpec {
     }
 }
 
-/// y = silu(gate) · up, silu(z) = z / (1 + exp(−z)), f32.
+/// y = silu(gate) · up, silu(z) = z / (1 + exp(−z)), f32 or bf16.
 #[derive(Clone, Copy, Debug)]
 pub struct SwiGlu<'a> {
     /// Any sizes.
@@ -155,7 +155,7 @@ impl SwiGlu<'_> {
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("swiglu", site);
         let tensors = [("gate", self.gate), ("up", self.up), ("y", self.y)];
-        check.dtype(DType::F32, &tensors)?;
+        check.values(&tensors)?;
         check.same_sizes(&tensors)?;
         let accesses = vec![Access::write(self.y), Access::read(self.gate), Access::read(self.up)];
         Ok(check.launch(accesses, Kernel::SwiGlu(SwiGluSpec)))
@@ -180,7 +180,7 @@ impl Work for SwiGluSpec {
     }
 }
 
-/// dgate = dy · up · silu'(gate) and dup = dy · silu(gate), f32.
+/// dgate = dy · up · silu'(gate) and dup = dy · silu(gate), f32 or bf16.
 #[derive(Clone, Copy, Debug)]
 pub struct SwiGluBackward<'a> {
     /// Gradient of y.
@@ -203,7 +203,7 @@ impl SwiGluBackward<'_> {
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("swiglu_backward", site);
         let tensors = [("gate", self.gate), ("up", self.up), ("dy", self.dy), ("dgate", self.dgate), ("dup", self.dup)];
-        check.dtype(DType::F32, &tensors)?;
+        check.values(&tensors)?;
         check.same_sizes(&tensors)?;
         let mut accesses = [self.dgate, self.dup].map(Access::write).to_vec();
         accesses.extend([self.gate, self.up, self.dy].map(Access::read));

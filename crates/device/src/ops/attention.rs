@@ -10,7 +10,7 @@ use crate::{Access, DType, Error, Op, Site, View};
 /// Operations of one tile: about 50 µs.
 const PIECE_FLOPS: usize = 1 << 23;
 
-/// o = softmax(scale · q·kᵀ, causal) · v for each sequence and head, f32.
+/// o = softmax(scale · q·kᵀ, causal) · v for each sequence and head, f32 or bf16.
 ///
 /// Rows are `batch · seq_len` tokens, sequence by sequence; columns are heads side by side, so q, k and v are
 /// usually columns of one interleaved tensor. k and v may have fewer heads: query head `h` uses head
@@ -25,7 +25,7 @@ pub struct Attention<'a> {
     pub v: &'a View,
     /// As q, written.
     pub o: &'a View,
-    /// `[batch, heads, seq_len]`, contiguous, written: log of the sum of exponentials, for the backward pass.
+    /// `[batch, heads, seq_len]`, f32, contiguous, written: log of the sum of exponentials, for the backward pass.
     pub lse: &'a View,
     /// Columns of one head.
     pub head_dim: usize,
@@ -44,7 +44,7 @@ impl Attention<'_> {
         let check = Check::new("attention", site);
         let spec = AttentionSpec { head_dim: self.head_dim, seq_len: self.seq_len, scale: self.scale };
         spec.check(&check, [self.q, self.k, self.v, self.lse])?;
-        check.dtype(DType::F32, &[("o", self.o)])?;
+        check.values(&[("q", self.q), ("o", self.o)])?;
         check.same_sizes(&[("q", self.q), ("o", self.o)])?;
         let mut accesses = [self.q, self.k, self.v].map(Access::read).to_vec();
         accesses.extend([self.o, self.lse].map(Access::write));
@@ -63,7 +63,8 @@ pub struct AttentionSpec {
 impl AttentionSpec {
     fn check(&self, check: &Check, [q, k, v, lse]: [&View; 4]) -> Result<(), Error> {
         let (q, k, v, lse) = (("q", q), ("k", k), ("v", v), ("lse", lse));
-        check.dtype(DType::F32, &[q, k, v, lse])?;
+        check.values(&[q, k, v])?;
+        check.dtype(DType::F32, &[lse])?;
         let head_dim = self.head_dim;
         let divides = |view: &View| head_dim > 0 && view.cols() > 0 && view.cols().is_multiple_of(head_dim);
         let whole = divides(q.1) && divides(k.1);
@@ -220,8 +221,8 @@ impl AttentionBackward<'_> {
         spec.check(&check, [self.q, self.k, self.v, self.lse])?;
         let query_like = [("o", self.o), ("d_o", self.d_o), ("dq", self.dq)];
         let key_like = [("dk", self.dk), ("dv", self.dv)];
-        check.dtype(DType::F32, &query_like)?;
-        check.dtype(DType::F32, &key_like)?;
+        check.dtype(self.q.dtype(), &query_like)?;
+        check.dtype(self.q.dtype(), &key_like)?;
         check.same_sizes(&[("q", self.q), query_like[0], query_like[1], query_like[2]])?;
         check.same_sizes(&[("k", self.k), key_like[0], key_like[1]])?;
         let mut accesses = [self.q, self.k, self.v, self.o, self.d_o, self.lse].map(Access::read).to_vec();

@@ -36,6 +36,12 @@ impl Check {
         }
     }
 
+    /// Values and their gradients: f32 or bf16, all as the first.
+    pub(crate) fn values(&self, tensors: &[Named<'_>]) -> Result<(), Error> {
+        self.real(&tensors[..1])?;
+        self.dtype(tensors[0].1.dtype(), tensors)
+    }
+
     fn element_type(&self, tensor: &'static str, view: &View, need: DType) -> Error {
         Error::ElementType { op: self.op, site: self.site.as_str().into(), tensor, have: view.dtype(), need }
     }

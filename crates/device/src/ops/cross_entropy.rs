@@ -13,7 +13,9 @@ use crate::{Access, DType, Error, Op, Site, View};
 /// A target that counts nothing: its loss and its row of the gradient are zero.
 pub const IGNORE: i32 = -1;
 
-/// losses = log Σ exp(logits) − logits\[target\] for each row and dlogits = scale · (softmax − onehot), f32.
+/// losses = log Σ exp(logits) − logits\[target\] for each row and dlogits = scale · (softmax − onehot).
+///
+/// Logits and their gradient are f32 or bf16, losses f32.
 ///
 /// Reads logits once from memory; a target that is neither an id nor [`IGNORE`] fails when it runs.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +41,7 @@ impl CrossEntropy<'_> {
         let check = Check::new("cross_entropy", site);
         let logits = ("logits", self.logits);
         check_rows(&check, logits, self.targets, &[("losses", self.losses)])?;
-        check.dtype(DType::F32, &[("dlogits", self.dlogits)])?;
+        check.dtype(self.logits.dtype(), &[("dlogits", self.dlogits)])?;
         check.same_sizes(&[logits, ("dlogits", self.dlogits)])?;
         let place = Place::of(self.logits, self.dlogits);
         let mut accesses = vec![place.output(self.dlogits), Access::read(self.targets), Access::write(self.losses)];
@@ -55,7 +57,7 @@ fn check_rows(
     targets: &View,
     per_row: &[(&'static str, &View)],
 ) -> Result<(), Error> {
-    check.dtype(DType::F32, &[logits])?;
+    check.real(&[logits])?;
     check.dtype(DType::I32, &[("targets", targets)])?;
     check.dtype(DType::F32, per_row)?;
     check.per_row(logits, &[("targets", targets)])?;
@@ -232,7 +234,7 @@ impl VocabFinish<'_> {
         let rows = [("max", self.max), ("sum", self.sum), ("target", self.target), ("losses", self.losses)];
         check_rows(&check, logits, self.targets, &rows)?;
         check_shard(&check, self.logits, self.vocab)?;
-        check.dtype(DType::F32, &[("dlogits", self.dlogits)])?;
+        check.dtype(self.logits.dtype(), &[("dlogits", self.dlogits)])?;
         check.same_sizes(&[logits, ("dlogits", self.dlogits)])?;
         let place = Place::of(self.logits, self.dlogits);
         let mut accesses = vec![place.output(self.dlogits)];

@@ -33,7 +33,9 @@ pub struct Positions<'a> {
     pub seq_len: usize,
 }
 
-/// y = table\[ids\] (+ positions), f32; ids i32. Cut by columns, so that an id out of range is told by its position.
+/// y = table\[ids\] (+ positions), f32 or bf16; ids i32.
+///
+/// Cut by columns, so that an id out of range is told by its position.
 #[derive(Clone, Copy, Debug)]
 pub struct Embedding<'a> {
     /// `[rows]`, contiguous.
@@ -57,13 +59,13 @@ impl Embedding<'_> {
         let check = Check::new("embedding", site);
         let (ids, table, y) = (("ids", self.ids), ("table", self.table), ("y", self.y));
         check.dtype(DType::I32, &[ids])?;
-        check.dtype(DType::F32, &[table, y])?;
+        check.values(&[table, y])?;
         check.per_row(y, &[ids])?;
         check.shapes(self.table.cols() == self.y.cols(), table, y, "both must have the same columns")?;
         check_vocab(&check, self.vocab)?;
         let mut accesses = vec![Access::read(self.ids), Access::read(self.table), Access::write(self.y)];
         if let Some(Positions { table, seq_len }) = self.positions {
-            check.dtype(DType::F32, &[("positions", table)])?;
+            check.dtype(self.y.dtype(), &[("positions", table)])?;
             check.shapes(table.cols() == self.y.cols(), ("positions", table), y, "both must have the same columns")?;
             check.sequences(y, seq_len)?;
             let rows = table.row_count() as f64;
@@ -108,7 +110,8 @@ impl Work for EmbeddingSpec {
     }
 }
 
-/// dtable\[id\] += dy of each row with that id, in the order of rows, f32. Ids outside the table are left out.
+/// dtable\[id\] += dy of each row with that id, in the order of rows; dy f32 or bf16, dtable f32.
+/// Ids outside the table are left out.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingGrad<'a> {
     /// `[rows]`, contiguous.
@@ -132,7 +135,8 @@ impl EmbeddingGrad<'_> {
         let check = Check::new("embedding_grad", site);
         let (ids, dy, dtable) = (("ids", self.ids), ("dy", self.dy), ("dtable", self.dtable));
         check.dtype(DType::I32, &[ids])?;
-        check.dtype(DType::F32, &[dy, dtable])?;
+        check.real(&[dy])?;
+        check.dtype(DType::F32, &[dtable])?;
         check.per_row(dy, &[ids])?;
         check.shapes(self.dtable.cols() == self.dy.cols(), dtable, dy, "both must have the same columns")?;
         check_vocab(&check, self.vocab)?;
@@ -171,7 +175,8 @@ impl Work for EmbeddingGradSpec {
     }
 }
 
-/// dtable\[t\] = Σ dy over the rows of position t (row `i` is position `i % seq_len`), in order, f32.
+/// dtable\[t\] = Σ dy over the rows of position t (row `i` is position `i % seq_len`), in order; dy f32 or bf16, dtable
+/// f32.
 #[derive(Clone, Copy, Debug)]
 pub struct PositionGrad<'a> {
     /// `[rows, cols]`.
@@ -192,7 +197,8 @@ impl PositionGrad<'_> {
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("position_grad", site);
         let (dy, dtable) = (("dy", self.dy), ("dtable", self.dtable));
-        check.dtype(DType::F32, &[dy, dtable])?;
+        check.real(&[dy])?;
+        check.dtype(DType::F32, &[dtable])?;
         check.shapes(self.dtable.cols() == self.dy.cols(), dtable, dy, "both must have the same columns")?;
         check.sequences(dy, self.seq_len)?;
         let seq_len = self.seq_len as f64;

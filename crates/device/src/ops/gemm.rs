@@ -61,7 +61,8 @@ pub enum Finish<'a> {
     },
 }
 
-/// C = op(A)·op(B) in f32, all with strided rows where wanted.
+/// C = op(A)·op(B), all of one element type, f32 or bf16, and with strided rows where wanted. Under [`Finish::Into`] C
+/// may also be f32 where A and B are bf16.
 ///
 /// Tiles cut m or n, never k: each element is one sum in an order that depends on the shapes only.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +87,11 @@ impl Gemm<'_> {
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("gemm", site);
         let (a, b, c) = (("a", self.a), ("b", self.b), ("c", self.c));
-        check.dtype(DType::F32, &[a, b, c])?;
+        check.values(&[a, b])?;
+        // A weight gradient is f32 whatever its factors are.
+        if !(matches!(self.finish, Finish::Into(_)) && self.c.dtype() == DType::F32) {
+            check.dtype(self.a.dtype(), &[c])?;
+        }
         let (m, k) = oriented(self.a, self.trans.a());
         let (k_of_b, n) = oriented(self.b, self.trans.b());
         check.shapes(k == k_of_b, a, b, self.inner_rule())?;
@@ -96,24 +101,24 @@ impl Gemm<'_> {
         let finish = match self.finish {
             Finish::Into(into) => GemmFinish::Into(into.push(&check, self.c, &mut accesses)?),
             Finish::Bias(bias) => {
-                check.dtype(DType::F32, &[("bias", bias)])?;
+                check.dtype(self.c.dtype(), &[("bias", bias)])?;
                 check.per_column(c, &[("bias", bias)])?;
                 accesses.extend([Access::write(self.c), Access::read(bias)]);
                 GemmFinish::Bias
             }
             Finish::BiasGelu { bias, pre } => {
-                check.dtype(DType::F32, &[("bias", bias), ("pre", pre)])?;
+                check.dtype(self.c.dtype(), &[("bias", bias), ("pre", pre)])?;
                 check.per_column(c, &[("bias", bias)])?;
                 check.same_sizes(&[c, ("pre", pre)])?;
                 accesses.extend([Access::write(self.c), Access::read(bias), Access::write(pre)]);
                 GemmFinish::BiasGelu
             }
             Finish::Residual { bias, r } => {
-                check.dtype(DType::F32, &[("r", r)])?;
+                check.dtype(self.c.dtype(), &[("r", r)])?;
                 check.same_sizes(&[c, ("r", r)])?;
                 accesses.push(Access::write(self.c));
                 if let Some(bias) = bias {
-                    check.dtype(DType::F32, &[("bias", bias)])?;
+                    check.dtype(self.c.dtype(), &[("bias", bias)])?;
                     check.per_column(c, &[("bias", bias)])?;
                     accesses.push(Access::read(bias));
                 }
@@ -121,7 +126,7 @@ impl Gemm<'_> {
                 if bias.is_some() { GemmFinish::BiasResidual } else { GemmFinish::Residual }
             }
             Finish::GeluBackward { pre } => {
-                check.dtype(DType::F32, &[("pre", pre)])?;
+                check.dtype(self.c.dtype(), &[("pre", pre)])?;
                 check.same_sizes(&[c, ("pre", pre)])?;
                 accesses.extend([Access::write(self.c), Access::read(pre)]);
                 GemmFinish::GeluBackward

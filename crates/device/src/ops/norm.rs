@@ -17,7 +17,7 @@ pub struct Residual<'a> {
     pub sum: &'a View,
 }
 
-/// y = (x − mean) · rstd · weight + bias over the columns of each row, f32.
+/// y = (x − mean) · rstd · weight + bias over the columns of each row, f32 or bf16; mean and rstd are f32.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerNorm<'a> {
     /// `[rows, cols]`.
@@ -48,7 +48,8 @@ impl LayerNorm<'_> {
         let x = ("x", self.x);
         let columns = [("weight", self.weight), ("bias", self.bias)];
         let rows = [("mean", self.mean), ("rstd", self.rstd)];
-        check.dtype(DType::F32, &[x, columns[0], columns[1], ("y", self.y), rows[0], rows[1]])?;
+        check.values(&[x, columns[0], columns[1], ("y", self.y)])?;
+        check.dtype(DType::F32, &rows)?;
         check.same_sizes(&[x, ("y", self.y)])?;
         check.per_column(x, &columns)?;
         check.per_row(x, &rows)?;
@@ -74,7 +75,7 @@ pub(super) fn push_residual(
     accesses: &mut Vec<Access>,
 ) -> Result<(), Error> {
     let Some(Residual { r, sum }) = residual else { return Ok(()) };
-    check.dtype(DType::F32, &[("r", r), ("sum", sum)])?;
+    check.dtype(x.1.dtype(), &[("r", r), ("sum", sum)])?;
     check.same_sizes(&[x, ("r", r), ("sum", sum)])?;
     accesses.extend([Access::read(r), Access::write(sum)]);
     Ok(())
@@ -153,7 +154,8 @@ impl LayerNormBackward<'_> {
         let check = Check::new("layer_norm_backward", site);
         let x = ("x", self.x);
         let rows = [("mean", self.mean), ("rstd", self.rstd)];
-        check.dtype(DType::F32, &[("dy", self.dy), x, ("weight", self.weight), rows[0], rows[1], ("dx", self.dx)])?;
+        check.values(&[x, ("dy", self.dy), ("weight", self.weight), ("dx", self.dx)])?;
+        check.dtype(DType::F32, &rows)?;
         check.same_sizes(&[x, ("dy", self.dy), ("dx", self.dx)])?;
         check.per_column(x, &[("weight", self.weight)])?;
         check.per_row(x, &rows)?;
@@ -183,7 +185,7 @@ impl Skip {
             accesses.push(Access::write(dx.1));
             return Ok(Skip::None);
         };
-        check.dtype(DType::F32, &[("skip", skip)])?;
+        check.dtype(dx.1.dtype(), &[("skip", skip)])?;
         check.same_sizes(&[dx, ("skip", skip)])?;
         if skip.same_as(dx.1) {
             accesses.push(Access::update(dx.1));
@@ -250,7 +252,8 @@ impl LayerNormGrad<'_> {
         let x = ("x", self.x);
         let rows = [("mean", self.mean), ("rstd", self.rstd)];
         let columns = [("dweight", self.dweight), ("dbias", self.dbias)];
-        check.dtype(DType::F32, &[("dy", self.dy), x, rows[0], rows[1], columns[0], columns[1]])?;
+        check.values(&[x, ("dy", self.dy)])?;
+        check.dtype(DType::F32, &[rows[0], rows[1], columns[0], columns[1]])?;
         check.same_sizes(&[x, ("dy", self.dy)])?;
         check.per_row(x, &rows)?;
         check.per_column(x, &columns)?;

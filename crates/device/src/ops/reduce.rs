@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{Access, DType, Error, Op, Site, View};
 
-/// dbias = Σ dy over the rows, f32, in blocks of rows in order.
+/// dbias = Σ dy over the rows, in blocks of rows in order; dy f32 or bf16, dbias f32.
 #[derive(Clone, Copy, Debug)]
 pub struct BiasGrad<'a> {
     /// `[rows, cols]`.
@@ -26,7 +26,8 @@ impl BiasGrad<'_> {
     /// [`Error::Shapes`] or [`Error::ElementType`] if the tensors do not fit.
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("bias_grad", site);
-        check.dtype(DType::F32, &[("dy", self.dy), ("dbias", self.dbias)])?;
+        check.real(&[("dy", self.dy)])?;
+        check.dtype(DType::F32, &[("dbias", self.dbias)])?;
         check.per_column(("dy", self.dy), &[("dbias", self.dbias)])?;
         let mut accesses = vec![Access::read(self.dy)];
         let old = self.into.push(&check, self.dbias, &mut accesses)?;

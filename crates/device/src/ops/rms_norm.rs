@@ -9,7 +9,9 @@ use super::{
 };
 use crate::{Access, DType, Error, Op, Site, View};
 
-/// y = x · rstd · weight with rstd = 1 / sqrt(mean of x² + eps) over the columns of each row, f32.
+/// y = x · rstd · weight with rstd = 1 / sqrt(mean of x² + eps) over the columns of each row.
+///
+/// f32 or bf16; rstd is f32.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNorm<'a> {
     /// `[rows, cols]`.
@@ -34,7 +36,8 @@ impl RmsNorm<'_> {
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("rms_norm", site);
         let x = ("x", self.x);
-        check.dtype(DType::F32, &[x, ("weight", self.weight), ("y", self.y), ("rstd", self.rstd)])?;
+        check.values(&[x, ("weight", self.weight), ("y", self.y)])?;
+        check.dtype(DType::F32, &[("rstd", self.rstd)])?;
         check.same_sizes(&[x, ("y", self.y)])?;
         check.per_column(x, &[("weight", self.weight)])?;
         check.per_row(x, &[("rstd", self.rstd)])?;
@@ -101,7 +104,8 @@ impl RmsNormBackward<'_> {
         let check = Check::new("rms_norm_backward", site);
         let x = ("x", self.x);
         let (weight, rstd, dx) = (("weight", self.weight), ("rstd", self.rstd), ("dx", self.dx));
-        check.dtype(DType::F32, &[("dy", self.dy), x, weight, rstd, dx])?;
+        check.values(&[x, ("dy", self.dy), weight, dx])?;
+        check.dtype(DType::F32, &[rstd])?;
         check.same_sizes(&[x, ("dy", self.dy), dx])?;
         check.per_column(x, &[weight])?;
         check.per_row(x, &[rstd])?;
@@ -162,7 +166,8 @@ impl RmsNormGrad<'_> {
         let check = Check::new("rms_norm_grad", site);
         let x = ("x", self.x);
         let (rstd, dweight) = (("rstd", self.rstd), ("dweight", self.dweight));
-        check.dtype(DType::F32, &[("dy", self.dy), x, rstd, dweight])?;
+        check.values(&[x, ("dy", self.dy)])?;
+        check.dtype(DType::F32, &[rstd, dweight])?;
         check.same_sizes(&[x, ("dy", self.dy)])?;
         check.per_row(x, &[rstd])?;
         check.per_column(x, &[dweight])?;

@@ -53,7 +53,7 @@ pub enum Turning {
     Backward,
 }
 
-/// Turns the pairs (i, i + d/2) of every head by their position's angles, f32. Row `r` of x is position
+/// Turns the pairs (i, i + d/2) of every head by their position's angles, f32 or bf16. Row `r` of x is position
 /// `r % seq_len` of the table: cut the table by rows to start at a later position.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary<'a> {
@@ -77,7 +77,8 @@ impl Rotary<'_> {
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("rotary", site);
         let (x, table) = (("x", self.x), ("table", self.table));
-        check.dtype(DType::F32, &[x, table, ("y", self.y)])?;
+        check.values(&[x, ("y", self.y)])?;
+        check.dtype(DType::F32, &[table])?;
         check.same_sizes(&[x, ("y", self.y)])?;
         let head_dim = self.table.cols();
         let even = head_dim > 0 && head_dim.is_multiple_of(2);

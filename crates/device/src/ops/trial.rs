@@ -100,10 +100,15 @@ impl Gaps {
 
     /// A matrix full of NaN.
     pub(crate) fn poisoned(self, label: &str, rows: usize, cols: usize) -> View {
+        self.poisoned_of(DType::F32, label, rows, cols)
+    }
+
+    /// The same of another type.
+    pub(crate) fn poisoned_of(self, dtype: DType, label: &str, rows: usize, cols: usize) -> View {
         match self {
-            Gaps::None => scratch(label, &[rows, cols], DType::F32, Fresh::Poisoned),
+            Gaps::None => scratch(label, &[rows, cols], dtype, Fresh::Poisoned),
             Gaps::Some => {
-                let wide = scratch(label, &[rows, cols + 5], DType::F32, Fresh::Poisoned);
+                let wide = scratch(label, &[rows, cols + 5], dtype, Fresh::Poisoned);
                 wide.columns(2..2 + cols).expect("inside")
             }
         }

@@ -11,7 +11,7 @@ use super::{LayerError, Region, VocabRows};
 /// What [`cross_entropy`] works on.
 #[derive(Clone, Copy, Debug)]
 pub struct Losses<'a> {
-    /// `[rows, valid ids of this rank]`, f32; becomes its gradient.
+    /// `[rows, valid ids of this rank]`, f32 or bf16; becomes its gradient.
     pub logits: &'a View,
     /// `[rows]`, i32, contiguous: ids of the whole vocabulary, or [`IGNORE`](device::ops::IGNORE).
     pub targets: &'a View,

@@ -1,7 +1,7 @@
 //! One product with its weight, and the bias behind it if there is one.
 
 use device::{
-    DType, Frame, Site, Stream, View,
+    Frame, Site, Stream, View,
     ops::{Accumulate, Add, Finish, Gemm, Trans},
 };
 use pgroups::{Param, Sequence, Weights};
@@ -149,7 +149,7 @@ impl RowLinear {
     ) -> Result<View, LayerError> {
         let (region, on) = (Region::of(w), f.stream().clone());
         region.own_rows(x.row_count())?; // refused before anything is submitted
-        let y = f.temp(shape, DType::F32)?;
+        let y = f.temp(shape, x.dtype())?;
         let residual = r.map_or(Then::Nothing, |r| Then::Add { r });
         let is_first = region.place() == 0;
         match region.sequence() {

@@ -62,13 +62,13 @@ impl Norm {
     pub fn forward(&self, f: &mut Frame, w: &mut dyn Weights, x: &View, r: Option<&View>) -> Result<View, LayerError> {
         let tags = &self.tags;
         let sum = match r {
-            Some(_) => f.save(tags.x, x.shape(), DType::F32)?,
+            Some(_) => f.save(tags.x, x.shape(), x.dtype())?,
             None => {
                 f.keep(tags.x, x);
                 x.clone()
             }
         };
-        let y = f.save(tags.y, x.shape(), DType::F32)?;
+        let y = f.save(tags.y, x.shape(), x.dtype())?;
         let rows = [x.row_count()];
         let rstd = f.save(tags.rstd, &rows, DType::F32)?;
         let on = f.stream().clone();
@@ -114,7 +114,7 @@ impl Norm {
         let tags = &self.tags;
         f.keep(tags.dy, dy);
         let (x, rstd) = (f.saved(tags.x)?, f.saved(tags.rstd)?);
-        let dx = f.temp(dy.shape(), DType::F32)?;
+        let dx = f.temp(dy.shape(), dy.dtype())?;
         let on = f.stream();
         let weight = w.take(&self.weight, on)?;
         let norm = RmsNormBackward { dy, x: &x, weight: &weight, rstd: &rstd, skip, dx: &dx };

@@ -81,7 +81,7 @@ impl VocabTable {
     ) -> Result<View, LayerError> {
         let region = Region::of(w);
         region.own_rows(ids.numel())?; // refused before anything is submitted
-        let y = f.temp(shape, DType::F32)?;
+        let y = f.temp(shape, self.table.dtype())?;
         let on = f.stream().clone();
         let table = w.take(&self.table, &on)?;
         let vocab = self.check(&region, &table)?.ids;
@@ -128,7 +128,7 @@ impl VocabTable {
         let region = Region::of(w);
         let valid = self.vocab.shard(&region).valid;
         let (_, outer) = x.shape().split_last().unwrap_or((&0, &[]));
-        let logits = f.temp(&[outer, &[valid]].concat(), DType::F32)?;
+        let logits = f.temp(&[outer, &[valid]].concat(), x.dtype())?;
         let on = f.stream();
         let table = w.take(&self.table, on)?;
         self.check(&region, &table)?;
@@ -194,15 +194,22 @@ impl VocabTable {
         Ok(w.grad_done(&self.table, f.stream())?)
     }
 
-    /// What [`VocabTable::logits`] gave, of all members: `[rows, valid ids of all]`, the same on every member.
+    /// What [`VocabTable::logits`] gave, of all members: `[rows, valid ids of all]`, f32, the same on every member.
     ///
     /// # Errors
     /// Of the device, the frame and the group.
     pub fn gather_logits(&self, f: &mut Frame, w: &dyn Weights, logits: &View) -> Result<View, LayerError> {
         let region = Region::of(w);
-        let Some(group) = region.group() else { return Ok(logits.clone()) };
-        let VocabShard { rows: part, valid, .. } = self.vocab.shard(&region);
         let (count, on) = (logits.row_count(), f.stream().clone());
+        let Some(group) = region.group() else {
+            if logits.dtype() == DType::F32 {
+                return Ok(logits.clone());
+            }
+            let all = f.temp(logits.shape(), DType::F32)?;
+            on.launch(Cast { x: logits, y: &all }.op(&self.site)?)?;
+            return Ok(all);
+        };
+        let VocabShard { rows: part, valid, .. } = self.vocab.shard(&region);
         // Members send equal sizes, so what they have not is sent as 0 and left out by the receiver.
         let own = f.temp(&[count, part], DType::F32)?;
         if valid > 0 {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use device::Machine;
+use device::{DType, Machine};
 use model::RecomputeLayers;
 use serde_json::Value;
 
@@ -17,6 +17,8 @@ fn golden(name: &str) -> Value {
         "gpt2_spread" => include_str!("../golden/gpt2_spread.json"),
         "llama_initial" => include_str!("../golden/llama_initial.json"),
         "llama_spread" => include_str!("../golden/llama_spread.json"),
+        "gpt2_bf16" => include_str!("../golden/gpt2_bf16.json"),
+        "llama_bf16" => include_str!("../golden/llama_bf16.json"),
         other => panic!("no golden file is named {other}"),
     };
     serde_json::from_str(text).unwrap()
@@ -40,7 +42,7 @@ fn gradients(file: &Value) -> Gradients {
 
 #[test]
 fn loss_and_gradients_are_those_of_pytorch() {
-    for case in GoldenCase::all() {
+    for case in GoldenCase::all().into_iter().filter(|case| case.dtype == DType::F32) {
         let (file, name) = (golden(case.name), case.name);
         let config = case.plan.config().clone();
         let model: Value = serde_json::from_str(&case.plan.export_config()).unwrap();
@@ -61,5 +63,37 @@ fn loss_and_gradients_are_those_of_pytorch() {
                 assert!(off <= bound, "{name}: {param}[{i}] is off by {off:e}, the bound is {bound:e}");
             }
         }
+    }
+}
+
+/// Root of the mean square.
+fn rms(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = values.len() as f64;
+    (values.map(|x| x * x).sum::<f64>() / count).sqrt()
+}
+
+#[test]
+fn loss_and_gradients_in_bf16_are_as_near_to_f64_as_those_of_pytorch_in_bf16() {
+    for case in GoldenCase::all().into_iter().filter(|case| case.dtype == DType::Bf16) {
+        let (file, name) = (golden(case.name), case.name);
+        let config = case.plan.config().clone();
+        let (microbatches, recompute) = ([(case.tokens, case.targets)], RecomputeLayers::None);
+        let run = Case { config, values: &case.values, microbatches: &microbatches, len: case.len, recompute };
+        let (losses, got) = run.run_storing(case.dtype, &Machine::cpu(2).unwrap(), Layout::Main, None);
+        // Half a step of bf16, 2⁻⁹ of a token's loss, in the mean over 51 tokens: 2⁻¹², and room for four of them.
+        let (loss, bound) = (number(&file["loss"]), 1.0 / 1024.0);
+        assert!((f64::from(losses[0]) - loss).abs() <= bound * loss, "{name}: loss {} of {loss}", losses[0]);
+        let want = gradients(&file);
+        assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>());
+        let mut ratios = Vec::new();
+        for (param, (_, elements)) in &want {
+            let off = rms(elements.iter().map(|(i, want)| f64::from(got[param][*i]) - want));
+            let theirs = number(&file["gradients"][param]["bf16"]);
+            // Both are chance, of few elements.
+            assert!(off <= 2.0 * theirs, "{name}: {param} is off by {off:e}, PyTorch by {theirs:e}");
+            ratios.push(off / theirs);
+        }
+        let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
+        assert!(mean <= 1.0, "{name}: {mean} times as far off as PyTorch");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use device::DType;
 use model::{Arch, GptConfig, GptPlan, LlamaConfig, Output};
 use pgroups::{Init, InitStream, Seed, philox_4x32_10};
 
@@ -9,6 +10,8 @@ use pgroups::{Init, InitStream, Seed, philox_4x32_10};
 pub(crate) struct GoldenCase {
     pub(crate) name: &'static str,
     pub(crate) plan: GptPlan,
+    /// Of parameters and activations.
+    pub(crate) dtype: DType,
     pub(crate) values: BTreeMap<String, Vec<f32>>,
     pub(crate) tokens: Vec<i32>,
     pub(crate) targets: Vec<i32>,
@@ -20,13 +23,15 @@ const SEED: Seed = Seed(20_24);
 
 impl GoldenCase {
     /// `initial` has the declared initial values; `spread` has larger ones, no bias of 0 and no norm weight of 1, so that
-    /// every path of the gradient counts.
-    pub(crate) fn all() -> [GoldenCase; 4] {
+    /// every path of the gradient counts; `bf16` has these, rounded.
+    pub(crate) fn all() -> [GoldenCase; 6] {
         [
             GoldenCase::new("gpt2_initial", gpt2()),
             GoldenCase::new("gpt2_spread", gpt2()),
             GoldenCase::new("llama_initial", llama()),
             GoldenCase::new("llama_spread", llama()),
+            GoldenCase::new("gpt2_bf16", gpt2()),
+            GoldenCase::new("llama_bf16", llama()),
         ]
     }
 
@@ -40,7 +45,8 @@ impl GoldenCase {
         };
         let (tokens, mut targets) = (ids(1), ids(2));
         targets[20] = device::ops::IGNORE;
-        GoldenCase { name, plan, values, tokens, targets, len }
+        let dtype = if name.ends_with("bf16") { DType::Bf16 } else { DType::F32 };
+        GoldenCase { name, plan, dtype, values, tokens, targets, len }
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use device::{
-    DType, Device, Frame, FramePlan, Machine, MemoryKind, Stream, View,
+    DType, Device, Frame, FramePlan, Machine, MemoryKind, Stream, View, bf16,
     ops::{BiasGrad, Factor},
 };
 use model::{Arch, Gpt, GptConfig, GptPlan, LlamaConfig, Microbatch, ModelError, Output, RecomputeLayers};
@@ -96,15 +96,30 @@ impl Rig {
         values: Option<&BTreeMap<String, Vec<f32>>>,
         layers: &RecomputeLayers,
     ) -> Rig {
+        Rig::storing(DType::F32, machine, config, values, layers)
+    }
+
+    /// Parameters of `dtype`; gradients are f32.
+    pub(crate) fn storing(
+        dtype: DType,
+        machine: &Machine,
+        config: GptConfig,
+        values: Option<&BTreeMap<String, Vec<f32>>>,
+        layers: &RecomputeLayers,
+    ) -> Rig {
         let plan = GptPlan::new(config).unwrap();
         let device = machine.device(0).unwrap();
         let stream = device.stream("compute").unwrap();
         let alloc = |label: &str, shape: &[usize], kind| device.alloc(label, shape, DType::F32, kind).unwrap();
+        let upload = |value: &View, values: &[f32]| match dtype {
+            DType::Bf16 => stream.upload(value, values.iter().map(|x| bf16::from_f32(*x)).collect()).unwrap(),
+            _ => stream.upload(value, values.to_vec()).unwrap(),
+        };
         let make = |p: &model::ModelParam| {
             let (name, shape) = (p.spec.name.clone(), &p.spec.placement.global);
-            let value = alloc(&name, shape, MemoryKind::Param);
+            let value = device.alloc(&name, shape, dtype, MemoryKind::Param).unwrap();
             if let Some(values) = values {
-                stream.upload(&value, values[&name].clone()).unwrap();
+                upload(&value, &values[&name]);
             }
             let grad = alloc(&format!("{name}.grad"), shape, MemoryKind::Grad);
             Param::new(&name, &value, &grad).unwrap()
@@ -181,7 +196,18 @@ impl Case<'_> {
     }
 
     pub(crate) fn run_in(&self, machine: &Machine, layout: Layout, plan: Option<&Arc<FramePlan>>) -> Results {
-        let rig = Rig::recomputing(machine, self.config.clone(), Some(self.values), &self.recompute);
+        self.run_storing(DType::F32, machine, layout, plan)
+    }
+
+    /// Parameters and activations of `dtype`.
+    pub(crate) fn run_storing(
+        &self,
+        dtype: DType,
+        machine: &Machine,
+        layout: Layout,
+        plan: Option<&Arc<FramePlan>>,
+    ) -> Results {
+        let rig = Rig::storing(dtype, machine, self.config.clone(), Some(self.values), &self.recompute);
         let mut frame = match plan {
             Some(plan) => Frame::planned(&rig.stream, plan).unwrap(),
             None => Frame::unplanned(&rig.stream, "frame"),
@@ -200,8 +226,12 @@ impl Case<'_> {
 
     /// The plan that a dry pass over one microbatch gives.
     pub(crate) fn plan(&self) -> Arc<FramePlan> {
+        self.plan_storing(DType::F32)
+    }
+
+    pub(crate) fn plan_storing(&self, dtype: DType) -> Arc<FramePlan> {
         let machine = Machine::dry();
-        let rig = Rig::recomputing(&machine, self.config.clone(), None, &self.recompute);
+        let rig = Rig::storing(dtype, &machine, self.config.clone(), None, &self.recompute);
         let mut frame = Frame::recording(&rig.stream, "frame");
         let (tokens, targets) = &self.microbatches[0];
         let (tokens, targets) = (rig.ids("tokens", tokens, self.len), rig.ids("targets", targets, self.len));

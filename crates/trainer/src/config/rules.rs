@@ -515,8 +515,8 @@ pub(crate) fn not_yet(config: &Config) -> Vec<Violation> {
         let size = |ranks: u32| Setting::new(format!("layout.{axis}"), ranks);
         refuse(ranks > 1, size(ranks), NotYet::Axis, size(1));
     }
-    let PrecisionConfig { param, grad, reduce, master, moments } = *precision;
-    let numbers = [("param", param), ("grad", grad), ("reduce", reduce), ("master", master), ("moments", moments)];
+    let PrecisionConfig { grad, reduce, master, moments, .. } = *precision;
+    let numbers = [("grad", grad), ("reduce", reduce), ("master", master), ("moments", moments)];
     for (key, stored) in numbers {
         let setting = |number: Number| text(&format!("precision.{key}"), &number);
         refuse(stored == Number::Bf16, setting(stored), NotYet::Bf16, setting(Number::F32));

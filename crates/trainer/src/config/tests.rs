@@ -311,7 +311,9 @@ fn what_this_version_cannot_do_is_refused_with_what_it_can() {
         ("layout.cp=2", "layout.cp = 1"),
         ("layout.ep=2", "layout.ep = 1"),
         ("layout.pp=2", "layout.pp = 1"),
-        ("precision.param=bf16", "precision.param = \"f32\""),
+        ("precision.grad=bf16", "precision.grad = \"f32\""),
+        ("precision.reduce=bf16", "precision.reduce = \"f32\""),
+        ("precision.master=bf16", "precision.master = \"f32\""),
         ("precision.moments=bf16", "precision.moments = \"f32\""),
     ];
     for (setting, instead) in cases {

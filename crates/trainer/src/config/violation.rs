@@ -268,8 +268,8 @@ pub enum NotYet {
     /// A parallel axis.
     #[error("this run spreads over tp, gtp and dp; the other axes can be planned with `trainer groups`")]
     Axis,
-    /// Reduced precision.
-    #[error("the run computes in f32 throughout")]
+    /// Gradients or the optimizer's numbers in fewer bits.
+    #[error("gradients, their sums and what the optimizer keeps are f32; only precision.param may be bf16")]
     Bf16,
 }
 

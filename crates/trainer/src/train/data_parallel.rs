@@ -11,7 +11,7 @@ use model::{Decay, GptPlan};
 use pgroups::{HostState, ProcessGroups, Rank, Seed};
 
 use super::sharded::completions;
-use crate::{Config, Dispatch, TrainError};
+use crate::{Config, Dispatch, Number, TrainError};
 
 /// Parameters, their gradients and the optimizer of one rank.
 pub(super) struct DataParallel {
@@ -41,7 +41,8 @@ impl DataParallel {
         compute: &Stream,
     ) -> Result<DataParallel, TrainError> {
         let completions = completions(groups, plan)?;
-        let declared: Vec<_> = plan.specs().into_iter().map(|spec| DeclaredParam::new(spec, DType::F32)).collect();
+        let stored = precision(config).param;
+        let declared: Vec<_> = plan.specs().into_iter().map(|spec| DeclaredParam::new(spec, stored)).collect();
         let buffers = ParamBuffers::allocate(rank, &config.ranks(), &declared, plan_config(config))?;
         buffers.fill(compute, Seed(config.train.seed))?;
         let ddp = Ddp::attach(&buffers, groups, ddp_config(config), compute)?;
@@ -123,6 +124,15 @@ impl DataParallel {
     }
 }
 
+/// Activations have the type of the parameters; everything else is f32.
+fn precision(config: &Config) -> Precision {
+    let param = match config.precision.param {
+        Number::F32 => DType::F32,
+        Number::Bf16 => DType::Bf16,
+    };
+    Precision { param, ..Precision::default() }
+}
+
 fn plan_config(config: &Config) -> PlanConfig {
     let sharding = if config.optimizer.distributed {
         Sharding::On { dense: config.layout.dp * config.layout.cp, expert: 1 }
@@ -186,7 +196,7 @@ impl ParallelSummary {
                 Some(shards) => format!("optimizer in {shards} shards, parameters gathered {dispatch}"),
                 None => "optimizer on every rank".to_owned(),
             },
-            precision: Precision::default(),
+            precision: precision(config),
         }
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn cast(args: &mut Args<'_>) -> Result<(), OpError> {
 }
 
 wide! {
-    fn convert[Y: Real, X: Real](y: &mut [Y], x: &[X]) {
+    pub(super) fn convert[Y: Real, X: Real](y: &mut [Y], x: &[X]) {
         for (y, x) in y.iter_mut().zip(x) {
             *y = Y::store(x.load());
         }

@@ -1,8 +1,8 @@
 //! Rows of a table, and their gradient.
 
-use super::{lines, wide::wide};
+use super::{lines, math::Real, wide::wide};
 use crate::{
-    Args, OpError, Rows, RowsMut,
+    Args, DType, OpError, Rows, RowsMut, bf16,
     ops::{EmbeddingGradSpec, EmbeddingSpec, PositionGradSpec, ValueError, Vocab},
 };
 
@@ -14,15 +14,22 @@ fn row_of(id: i32, position: usize, vocab: Vocab, rows: usize) -> Result<Option<
 }
 
 pub(super) fn embedding(spec: &EmbeddingSpec, args: &mut Args<'_>) -> Result<(), OpError> {
-    let (ids, table, mut y) = (args.read::<i32>(0)?, args.rows::<f32>(1)?, args.rows_mut::<f32>(2)?);
-    let positions = spec.seq_len.map(|len| args.rows::<f32>(3).map(|p| (p, len))).transpose()?;
+    match args.dtype(1)? {
+        DType::Bf16 => embedding_as::<bf16>(spec, args),
+        _ => embedding_as::<f32>(spec, args),
+    }
+}
+
+fn embedding_as<T: Real>(spec: &EmbeddingSpec, args: &mut Args<'_>) -> Result<(), OpError> {
+    let (ids, table, mut y) = (args.read::<i32>(0)?, args.rows::<T>(1)?, args.rows_mut::<T>(2)?);
+    let positions = spec.seq_len.map(|len| args.rows::<T>(3).map(|p| (p, len))).transpose()?;
     for (i, &id) in ids.iter().enumerate() {
         let y = y.row_mut(i);
         let token = row_of(id, i, spec.vocab, table.len())?.map(|row| table.row(row));
         match (token, positions.map(|(p, len)| p.row(i % len))) {
             (Some(token), None) => y.copy_from_slice(token),
             (Some(token), Some(position)) => sum(y, token, position),
-            (None, None) => y.fill(0.0),
+            (None, None) => y.fill(T::store(0.0)),
             (None, Some(position)) => y.copy_from_slice(position),
         }
     }
@@ -31,9 +38,9 @@ pub(super) fn embedding(spec: &EmbeddingSpec, args: &mut Args<'_>) -> Result<(),
 
 /// Rows are short and memory is the limit: the base instruction set is enough, a dispatch for each would not be.
 #[inline]
-fn sum(y: &mut [f32], a: &[f32], b: &[f32]) {
+fn sum<T: Real>(y: &mut [T], a: &[T], b: &[T]) {
     for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
-        *y = a + b;
+        *y = T::store(a.load() + b.load());
     }
 }
 

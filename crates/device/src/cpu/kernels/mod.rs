@@ -17,10 +17,33 @@ mod norm;
 mod reduce;
 mod rotary;
 mod wide;
+mod widened;
 
 use crate::{Args, Kernel, OpError};
 
 pub(crate) fn run(kernel: &Kernel, args: &mut Args<'_>) -> Result<(), OpError> {
+    if takes_bf16(kernel) { compute(kernel, args) } else { widened::run(args, |args| compute(kernel, args)) }
+}
+
+/// Whether a kernel reads and writes bf16 by itself: the others compute on copies in f32.
+///
+/// A sum of many terms needs the copies anyway, because it is rounded only at its end; and for a loop over elements they
+/// are cheap, because a piece's copies stay in cache. Tables are read in a few rows only, optimizer state once.
+fn takes_bf16(kernel: &Kernel) -> bool {
+    matches!(
+        kernel,
+        Kernel::Embedding(_)
+            | Kernel::AdamW(_)
+            | Kernel::Fill(_)
+            | Kernel::Cast(_)
+            | Kernel::Scale(_)
+            | Kernel::Add(_)
+            | Kernel::Axpy(_)
+            | Kernel::SquaredNorm(_)
+    )
+}
+
+fn compute(kernel: &Kernel, args: &mut Args<'_>) -> Result<(), OpError> {
     match kernel {
         Kernel::Gemm(spec) => gemm::gemm(spec, args)?,
         Kernel::LayerNorm(spec) => norm::layer_norm(spec, args)?,
