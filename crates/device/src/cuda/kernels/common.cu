@@ -51,8 +51,8 @@ __device__ inline void put(const Mat& m, u64 at, float x) {
     else ((float*)m.address)[at] = x;
 }
 
-__device__ inline const float* row_of(const Mat& m, u64 row) { return (const float*)m.address + row * m.pitch; }
-__device__ inline float* row_to(const Mat& m, u64 row) { return (float*)m.address + row * m.pitch; }
+// Place of an element by row and column.
+__device__ inline u64 spot(const Mat& m, u64 row, u64 col) { return row * m.pitch + col; }
 
 // Place of element i, counted row by row.
 __device__ inline u64 place(const Mat& m, u64 i) {
@@ -80,8 +80,8 @@ struct Keep {
 __device__ inline float keep_factor(const Keep& k) {
     return k.how == 0 ? 0.0f : k.how == 1 ? 1.0f : *(const float*)k.address;
 }
-__device__ inline void accumulate(float* out, float keep, float value) {
-    *out = keep == 0.0f ? value : fmaf(keep, *out, value);
+__device__ inline void accumulate(const Mat& out, u64 at, float keep, float value) {
+    put(out, at, keep == 0.0f ? value : fmaf(keep, get(out, at), value));
 }
 
 // Sums over a block of THREADS, in an order that depends on nothing; every thread gets the total. In f64, so that the

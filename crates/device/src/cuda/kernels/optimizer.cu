@@ -48,7 +48,7 @@ extern "C" __global__ void advance_adam(Mat step, Mat scalars, u64 skip_flag, Be
 extern "C" __global__ void sum(Mat x, Mat total, Factor by, Post post) {
     begin(post);
     double part = 0.0;
-    for (u64 i = threadIdx.x; i < x.rows * x.cols; i += THREADS) part += ((const float*)x.address)[place(x, i)];
+    for (u64 i = threadIdx.x; i < x.rows * x.cols; i += THREADS) part += get(x, place(x, i));
     double all = block_sum(part);
     if (threadIdx.x == 0) *(float*)total.address = (float)((double)factor(by) * all);
 }
@@ -61,7 +61,7 @@ extern "C" __global__ void squared_norm(Mat x, Mat partials, u64 piece, Post pos
         u64 to = from + piece < count ? from + piece : count;
         double part = 0.0;
         for (u64 i = from + threadIdx.x; i < to; i += THREADS) {
-            double value = get(x, i);
+            double value = get(x, place(x, i));
             part += value * value;
         }
         double all = block_sum(part);
