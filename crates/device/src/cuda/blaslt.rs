@@ -182,9 +182,8 @@ impl Layout {
     fn new(m: &Matrix) -> Result<Layout, CudaError> {
         let mut layout = ptr::null_mut();
         // SAFETY: writes one handle.
-        let code = unsafe {
-            sys::cublasLtMatrixLayoutCreate(&mut layout, data_type(m.dtype), m.cols, m.rows, m.pitch as i64)
-        };
+        let code =
+            unsafe { sys::cublasLtMatrixLayoutCreate(&mut layout, data_type(m.dtype), m.cols, m.rows, m.pitch as i64) };
         check("cublasLtMatrixLayoutCreate", code).map(|()| Layout(layout))
     }
 }
@@ -235,9 +234,8 @@ impl Description {
 
     fn set<T>(&self, which: sys::cublasLtMatmulDescAttributes_t, value: T) -> Result<(), CudaError> {
         // SAFETY: the description lives; each attribute is given a value of its type, which is copied.
-        let code = unsafe {
-            sys::cublasLtMatmulDescSetAttribute(self.0, which, ptr::from_ref(&value).cast(), size_of::<T>())
-        };
+        let code =
+            unsafe { sys::cublasLtMatmulDescSetAttribute(self.0, which, ptr::from_ref(&value).cast(), size_of::<T>()) };
         check("cublasLtMatmulDescSetAttribute", code)
     }
 }
@@ -292,7 +290,11 @@ fn check(call: &'static str, code: sys::cublasStatus_t) -> Result<(), CudaError>
     // SAFETY: both give a text that lives as long as the library.
     let [name, text] = unsafe { [sys::cublasLtGetStatusName(code), sys::cublasLtGetStatusString(code)] }.map(|text| {
         // SAFETY: not null is a text that ends with NUL.
-        if text.is_null() { "unknown".to_owned() } else { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() }
+        if text.is_null() {
+            "unknown".to_owned()
+        } else {
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        }
     });
     Err(CudaError::Call { call, code: code as u32, name, text })
 }

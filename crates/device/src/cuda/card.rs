@@ -107,6 +107,14 @@ pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 
+/// How many cards the NVIDIA driver of this host has. Opens the libraries for it, and none of the cards.
+///
+/// # Errors
+/// [`CudaError::Missing`] without the driver or the compiler of kernels, [`CudaError::OldDriver`].
+pub fn count_cards() -> Result<u32, CudaError> {
+    open_driver()
+}
+
 /// Opens the libraries, or says which is missing.
 pub(super) fn open_driver() -> Result<u32, CudaError> {
     // SAFETY: opens a library that is made to be opened this way.
@@ -205,7 +213,8 @@ impl Card {
 
     pub(super) fn function(&self, call: &Call) -> Result<Function, CudaError> {
         let (function, need) = (call.function, call.shared);
-        let Loaded { raw, shared } = *self.functions.get(function).unwrap_or_else(|| panic!("BUG: no kernel is called {function}"));
+        let Loaded { raw, shared } =
+            *self.functions.get(function).unwrap_or_else(|| panic!("BUG: no kernel is called {function}"));
         if need > shared {
             return Err(CudaError::SharedMemory { function, card: self.ordinal, need, have: shared });
         }
@@ -216,9 +225,7 @@ impl Card {
     pub(super) fn products(&self) -> Result<Option<&BlasLt>, CudaError> {
         match self.products {
             Products::Own => Ok(None),
-            Products::CuBlasLt => {
-                self.blas.get_or_init(BlasLt::open).as_ref().map(Some).map_err(|error| error.clone())
-            }
+            Products::CuBlasLt => self.blas.get_or_init(BlasLt::open).as_ref().map(Some).map_err(|error| error.clone()),
         }
     }
 
@@ -249,8 +256,7 @@ impl Card {
         use sys::CUfunction_attribute_enum as Which;
         let mut own = 0;
         // SAFETY: the function was just loaded; writes one integer.
-        let code =
-            unsafe { sys::cuFuncGetAttribute(&mut own, Which::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function) };
+        let code = unsafe { sys::cuFuncGetAttribute(&mut own, Which::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function) };
         self.check("cuFuncGetAttribute", code)?;
         let (which, left) = (Which::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most - own);
         // SAFETY: as above.

@@ -29,7 +29,7 @@ mod stream; // a stream's half on the card
 mod workers; // threads for host operations
 mod workspace; // memory that kernels and the library work in
 
-pub use self::card::{CudaOptions, Products};
+pub use self::card::{CudaOptions, Products, count_cards};
 pub use self::compile::{Arch, Compiled, compile_kernels};
 pub(crate) use self::engine::CudaEngine;
 pub use self::error::CudaError;

@@ -20,7 +20,11 @@ use crate::{Access, Kernel};
 pub(super) enum Step {
     Call(Call),
     /// A product by the library with what follows it, and what is done where the library has no algorithm.
-    Product { product: Box<Product>, then: Option<Call>, otherwise: Box<Step> },
+    Product {
+        product: Box<Product>,
+        then: Option<Call>,
+        otherwise: Box<Step>,
+    },
 }
 
 /// A step that is settled.
@@ -116,11 +120,7 @@ pub(super) struct Place<'a> {
 struct Captured(sys::CUgraph);
 
 impl Captured {
-    fn new(
-        card: &Card,
-        side: RawStream,
-        queue: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<Captured, CudaError> {
+    fn new(card: &Card, side: RawStream, queue: impl FnOnce() -> Result<(), CudaError>) -> Result<Captured, CudaError> {
         // So that calls of other threads neither break the capture nor are refused because of it.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is used by nobody else, and the capture ends below.

@@ -22,7 +22,9 @@ impl Workspace {
         let memory = memory.ok_or(CudaError::NoWorkspace { card: card.ordinal, bytes })?;
         let one = 1.0f32.to_bits();
         // SAFETY: the first bytes of fresh memory, which nobody else knows.
-        card.on_side(|stream| unsafe { ("cuMemsetD32Async", sys::cuMemsetD32Async(memory.address(), one, 1, stream.0)) })?;
+        card.on_side(|stream| unsafe {
+            ("cuMemsetD32Async", sys::cuMemsetD32Async(memory.address(), one, 1, stream.0))
+        })?;
         Ok(Workspace { memory })
     }
 

@@ -1,25 +1,32 @@
 // Layer norm and RMS norm: a block for each row, two passes for the variance.
 
-// What is normalised: x, or the sum with the residual, which is kept. Each thread reads again what it has written itself.
-__device__ inline const Mat& summed(const Mat& x, const Mat& r, const Mat& sum, u64 residual, u64 row) {
-    if (!residual) return x;
-    for (u64 c = threadIdx.x; c < x.cols; c += THREADS) {
-        put(sum, spot(sum, row, c), get(x, spot(x, row, c)) + get(r, spot(r, row, c)));
-    }
-    return sum;
+// What is normalised: x, or its sum with the residual before it is rounded.
+struct Input {
+    Mat x, r;
+    u64 residual;
+};
+__device__ inline float input(const Input& in, u64 row, u64 c) {
+    float x = get(in.x, spot(in.x, row, c));
+    return in.residual ? x + get(in.r, spot(in.r, row, c)) : x;
+}
+
+__device__ inline void keep_sum(const Input& in, const Mat& sum, u64 row) {
+    if (!in.residual) return;
+    for (u64 c = threadIdx.x; c < sum.cols; c += THREADS) put(sum, spot(sum, row, c), input(in, row, c));
 }
 
 extern "C" __global__ void layer_norm(
     Mat x, Mat weight, Mat bias, Mat y, Mat mean, Mat rstd, Mat r, Mat sum, u64 residual, u64 eps_bits, Post post
 ) {
     begin(post);
+    Input in = {x, r, residual};
     for (u64 row = blockIdx.x; row < x.rows; row += gridDim.x) {
-        const Mat& in = summed(x, r, sum, residual, row);
+        keep_sum(in, sum, row);
         double total = 0.0, squares = 0.0;
-        for (u64 c = threadIdx.x; c < x.cols; c += THREADS) total += get(in, spot(in, row, c));
+        for (u64 c = threadIdx.x; c < x.cols; c += THREADS) total += input(in, row, c);
         double m = block_sum(total) / (double)x.cols;
         for (u64 c = threadIdx.x; c < x.cols; c += THREADS) {
-            double away = (double)get(in, spot(in, row, c)) - m;
+            double away = (double)input(in, row, c) - m;
             squares += away * away;
         }
         double variance = block_sum(squares) / (double)x.cols;
@@ -29,7 +36,7 @@ extern "C" __global__ void layer_norm(
             put(rstd, row, scale);
         }
         for (u64 c = threadIdx.x; c < x.cols; c += THREADS) {
-            put(y, spot(y, row, c), fmaf((get(in, spot(in, row, c)) - shift) * scale, get(weight, c), get(bias, c)));
+            put(y, spot(y, row, c), fmaf((input(in, row, c) - shift) * scale, get(weight, c), get(bias, c)));
         }
     }
 }
@@ -65,18 +72,19 @@ extern "C" __global__ void rms_norm(
     Mat x, Mat weight, Mat y, Mat rstd, Mat r, Mat sum, u64 residual, u64 eps_bits, Post post
 ) {
     begin(post);
+    Input in = {x, r, residual};
     for (u64 row = blockIdx.x; row < x.rows; row += gridDim.x) {
-        const Mat& in = summed(x, r, sum, residual, row);
+        keep_sum(in, sum, row);
         double squares = 0.0;
         for (u64 c = threadIdx.x; c < x.cols; c += THREADS) {
-            double value = get(in, spot(in, row, c));
+            double value = input(in, row, c);
             squares += value * value;
         }
         double mean = block_sum(squares) / (double)x.cols;
         float scale = (float)(1.0 / sqrt(mean + (double)__uint_as_float((u32)eps_bits)));
         if (threadIdx.x == 0) put(rstd, row, scale);
         for (u64 c = threadIdx.x; c < x.cols; c += THREADS) {
-            put(y, spot(y, row, c), get(in, spot(in, row, c)) * scale * get(weight, c));
+            put(y, spot(y, row, c), input(in, row, c) * scale * get(weight, c));
         }
     }
 }

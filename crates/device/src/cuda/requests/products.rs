@@ -54,15 +54,7 @@ fn own(spec: &GemmSpec, accesses: &[Access]) -> Call {
     };
     let kept = if let GemmFinish::Into(old) = spec.finish { old } else { Old::Overwrite };
     let trans = u64::from(spec.trans.a()) | u64::from(spec.trans.b()) << 1;
-    let values = vec![
-        mat(0),
-        mat(1),
-        mat(2),
-        bias,
-        other,
-        Value::words([trans]),
-        Value::words([finish]),
-        keep(kept, accesses),
-    ];
+    let values =
+        vec![mat(0), mat(1), mat(2), bias, other, Value::words([trans]), Value::words([finish]), keep(kept, accesses)];
     Call::blocks("product", c.row_count().div_ceil(SIDE) * c.cols().div_ceil(SIDE), values)
 }
