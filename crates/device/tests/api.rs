@@ -18,6 +18,8 @@ mod api {
     #[cfg(feature = "gpu-tests")]
     mod card_bench; // what claims about kernels on a card are made of
     #[cfg(feature = "gpu-tests")]
+    mod card_bf16; // kernels of bf16 on a card
+    #[cfg(feature = "gpu-tests")]
     mod card_kernels; // kernels on a card against their twins
     #[cfg(feature = "gpu-tests")]
     mod card_layers; // kernels of other layers than GPT-2's

@@ -46,6 +46,11 @@ impl Call {
         Call::blocks(function, elements.div_ceil(THREADS as usize), values)
     }
 
+    /// For a kernel with a warp for each of `rows` rows, or a loop over them.
+    pub(super) fn rows(function: &'static str, rows: usize, values: Vec<Value>) -> Call {
+        Call::blocks(function, rows.div_ceil(THREADS as usize / 32), values)
+    }
+
     /// For a kernel with a block for each of `blocks` rows or pieces, or a loop over them.
     pub(super) fn blocks(function: &'static str, blocks: usize, values: Vec<Value>) -> Call {
         Call { function, blocks: blocks.clamp(1, MOST_BLOCKS) as u32, shared: 0, scratch: None, values }

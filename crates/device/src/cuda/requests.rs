@@ -71,19 +71,19 @@ fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
         }
         Kernel::LayerNorm(spec) => {
             let values = (0..6).map(mat).chain(residual(spec.residual, accesses, 6)).chain([eps(spec.eps)]).collect();
-            Call::blocks("layer_norm", at(0).row_count(), values)
+            Call::rows("layer_norm", at(0).row_count(), values)
         }
         Kernel::LayerNormBackward(spec) => {
             let values = (0..6).map(mat).chain(past(spec.skip, accesses, 6)).collect();
-            Call::blocks("layer_norm_backward", at(0).row_count(), values)
+            Call::rows("layer_norm_backward", at(0).row_count(), values)
         }
         Kernel::RmsNorm(spec) => {
             let values = (0..4).map(mat).chain(residual(spec.residual, accesses, 4)).chain([eps(spec.eps)]).collect();
-            Call::blocks("rms_norm", at(0).row_count(), values)
+            Call::rows("rms_norm", at(0).row_count(), values)
         }
         Kernel::RmsNormBackward(spec) => {
             let values = (0..5).map(mat).chain(past(spec.skip, accesses, 5)).collect();
-            Call::blocks("rms_norm_backward", at(0).row_count(), values)
+            Call::rows("rms_norm_backward", at(0).row_count(), values)
         }
         Kernel::Embedding(_)
         | Kernel::PositionGrad(_)

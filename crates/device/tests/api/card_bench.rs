@@ -152,14 +152,26 @@ pub(super) fn equal_bits(trial: impl Fn(&Bench) -> Vec<Vec<u32>>) {
 /// Outputs of both and the true values: no gap was touched, nothing was left unwritten, and the error is small.
 #[track_caller]
 pub(super) fn close(want: &[Vec<f64>], trial: impl Fn(&Bench) -> Vec<Tensor>) {
-    let want: Vec<Want> = want.iter().map(|values| Want { what: String::new(), values: values.clone() }).collect();
+    let want: Vec<Want> = want.iter().map(|values| Want::new(String::new(), values.clone())).collect();
     close_by(Products::CuBlasLt, &want, trial);
 }
 
 /// The true values of an output.
 pub(super) struct Want {
-    pub(super) what: String,
-    pub(super) values: Vec<f64>,
+    what: String,
+    values: Vec<f64>,
+    /// How much larger than the host's the card's error may be.
+    times: f64,
+}
+
+impl Want {
+    pub(super) fn new(what: String, values: Vec<f64>) -> Want {
+        Want { what, values, times: 2.0 }
+    }
+
+    pub(super) fn within(self, times: f64) -> Want {
+        Want { times, ..self }
+    }
 }
 
 /// Where a trial runs: outputs of the card's type are f32 on the host, whose values are rounded afterwards.
@@ -190,14 +202,14 @@ pub(super) fn close_by(products: Products, want: &[Want], trial: impl Fn(&Bench)
         both_with(products, |bench| trial(bench).iter().map(|tensor| bench.got(tensor)).collect::<Vec<_>>());
     assert_eq!((host.len(), card.len()), (want.len(), want.len()), "outputs");
     let misses = host.iter().zip(&card).zip(want).enumerate().filter_map(|(i, ((host, card), want))| {
-        let miss = miss(host, card, &want.values)?;
+        let miss = miss(host, card, want)?;
         Some(format!("output {i} {}: {miss}", want.what))
     });
     let misses: Vec<String> = misses.collect();
     assert!(misses.is_empty(), "{} of {} outputs miss:\n{}", misses.len(), want.len(), misses.join("\n"));
 }
 
-fn miss(host: &Got, card: &Got, want: &[f64]) -> Option<String> {
+fn miss(host: &Got, card: &Got, Want { values: want, times, .. }: &Want) -> Option<String> {
     let (round, step) = match card.dtype {
         DType::Bf16 => ((|x| bf16::from_f32(x).to_f32()) as fn(f32) -> f32, 1.0 / 256.0),
         _ => ((|x| x) as fn(f32) -> f32, f64::from(f32::EPSILON)),
@@ -209,7 +221,7 @@ fn miss(host: &Got, card: &Got, want: &[f64]) -> Option<String> {
     };
     let (own, other) = (error(&mut card.values.iter().copied()), error(&mut host.values.iter().map(|x| round(*x))));
     let largest = want.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
-    let allowed = (2.0 * other).max(largest * step / 2.0);
+    let allowed = (times * other).max(largest * step / 2.0);
     if card.gaps > 0 {
         return Some(format!("{} values outside of its view were written", card.gaps));
     }

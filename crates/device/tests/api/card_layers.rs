@@ -6,7 +6,7 @@ use device::{cuda::Products, ops::*, *};
 use super::card_bench::{Bench, LIES, Lie, SHAPES, Tensor, Want, close, close_by, equal_bits, f64s, noise, values};
 
 fn want(what: String, values: Vec<f64>) -> Want {
-    Want { what, values }
+    Want::new(what, values)
 }
 
 /// How the gradient past a norm comes.
@@ -106,6 +106,11 @@ fn rms_norm_and_its_gradients_are_as_exact_as_on_the_host() {
     norms_are_close(DType::F32);
 }
 
+#[test]
+fn rms_norm_of_bf16_and_its_gradients_are_those_of_f32_rounded() {
+    norms_are_close(DType::Bf16);
+}
+
 fn swiglu_is_close(dtype: DType) {
     let cases: Vec<_> = SHAPES.into_iter().flat_map(|shape| LIES.map(|lie| (shape, lie))).collect();
     let inputs = |shape: &[usize]| {
@@ -143,6 +148,11 @@ fn swiglu_is_close(dtype: DType) {
 #[test]
 fn swiglu_and_its_gradients_are_as_exact_as_on_the_host() {
     swiglu_is_close(DType::F32);
+}
+
+#[test]
+fn swiglu_of_bf16_and_its_gradients_are_those_of_f32_rounded() {
+    swiglu_is_close(DType::Bf16);
 }
 
 /// Rows of two sequences of 5, heads of 6.
@@ -189,6 +199,11 @@ fn rotary_is_close(dtype: DType) {
 #[test]
 fn rotary_positions_are_as_exact_as_on_the_host() {
     rotary_is_close(DType::F32);
+}
+
+#[test]
+fn rotary_positions_of_bf16_are_those_of_f32_rounded() {
+    rotary_is_close(DType::Bf16);
 }
 
 /// Two shards of a vocabulary of 300, their partial results combined on the host.

@@ -105,9 +105,9 @@ impl Case {
                 After::GeluBackward => sum * gelu_slope(other),
             });
         }
-        let mut want = vec![Want { what: format!("c of {self:?}"), values: c }];
+        let mut want = vec![Want::new(format!("c of {self:?}"), c)];
         if self.after == After::BiasGelu {
-            want.push(Want { what: format!("pre of {self:?}"), values: pre });
+            want.push(Want::new(format!("pre of {self:?}"), pre));
         }
         want
     }
@@ -156,6 +156,22 @@ fn products_by_the_library_are_as_exact_as_on_the_host() {
 #[test]
 fn products_by_our_kernel_are_as_exact_as_on_the_host() {
     all_are_close(Products::Own, [DType::F32; 2]);
+}
+
+#[test]
+fn products_of_bf16_by_the_library_are_those_of_f32_rounded() {
+    all_are_close(Products::CuBlasLt, [DType::Bf16; 2]);
+}
+
+#[test]
+fn products_of_bf16_by_our_kernel_are_those_of_f32_rounded() {
+    all_are_close(Products::Own, [DType::Bf16; 2]);
+}
+
+#[test]
+fn weight_gradients_from_bf16_are_f32() {
+    all_are_close(Products::CuBlasLt, [DType::Bf16, DType::F32]);
+    all_are_close(Products::Own, [DType::Bf16, DType::F32]);
 }
 
 /// Branches of a graph that work in memory of the library's, and products one behind the other in the same.

@@ -59,6 +59,64 @@ __device__ inline u64 place(const Mat& m, u64 i) {
     return m.pitch == m.cols ? i : i / m.cols * m.pitch + i % m.cols;
 }
 
+// Eight neighbours of a row, or fewer at its end.
+#define RUN 8
+struct Run {
+    float at[RUN];
+};
+struct Vec4 {
+    u32 x, y, z, w;
+};
+
+// Whether eight neighbours may be moved at once.
+__device__ inline bool is_wide(const Mat& m) { return m.address % 16 == 0 && m.pitch % RUN == 0; }
+
+__device__ inline Run get_run(const Mat& m, u64 at, u32 count, bool wide) {
+    Run out;
+    if (wide && count == RUN && m.kind == 1) {
+        Vec4 v = *(const Vec4*)((const unsigned short*)m.address + at);
+        u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            out.at[2 * i] = __uint_as_float(words[i] << 16);
+            out.at[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+        }
+    } else if (wide && count == RUN) {
+        const Vec4* from = (const Vec4*)((const float*)m.address + at);
+        Vec4 low = from[0], high = from[1];
+        u32 words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int i = 0; i < RUN; i++) out.at[i] = __uint_as_float(words[i]);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) out.at[i] = i < count ? get(m, at + i) : 0.0f;
+    }
+    return out;
+}
+
+__device__ inline void put_run(const Mat& m, u64 at, u32 count, bool wide, const Run& run) {
+    if (wide && count == RUN && m.kind == 1) {
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) words[i] = to_bf16(run.at[2 * i]) | (u32)to_bf16(run.at[2 * i + 1]) << 16;
+        *(Vec4*)((unsigned short*)m.address + at) = {words[0], words[1], words[2], words[3]};
+    } else if (wide && count == RUN) {
+        u32 words[8];
+#pragma unroll
+        for (int i = 0; i < RUN; i++) words[i] = __float_as_uint(run.at[i]);
+        Vec4* to = (Vec4*)((float*)m.address + at);
+        to[0] = {words[0], words[1], words[2], words[3]};
+        to[1] = {words[4], words[5], words[6], words[7]};
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) {
+            if (i < count) put(m, at + i, run.at[i]);
+        }
+    }
+}
+
+__device__ inline u32 run_length(u64 cols, u64 c) { return cols - c < RUN ? (u32)(cols - c) : RUN; }
+
 #define EACH(i, count) \
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < (count); i += (u64)gridDim.x * blockDim.x)
 

@@ -4,9 +4,6 @@
 // A warp has 16 rows of a tile. Its part of a product of 16 by 8 is, in lane 4 g + t: rows g and g + 8, columns 2 t and
 // 2 t + 1 (`mma.m16n8k16`).
 
-struct Vec4 {
-    u32 x, y, z, w;
-};
 extern __shared__ Vec4 shared[];
 
 #define WIDTH 64

@@ -12,23 +12,40 @@ __device__ inline bool counts(const Mat& d, const Mat& losses, u64 size, u64 row
     return false;
 }
 
-__device__ inline float largest(const Mat& in, u64 row) {
-    float most = __uint_as_float(0xFF800000u);
-    for (u64 c = threadIdx.x; c < in.cols; c += THREADS) most = larger(most, get(in, spot(in, row, c)));
-    return block_max(most);
-}
-
-__device__ inline double exponentials(const Mat& in, u64 row, float most) {
-    double part = 0.0;
-    for (u64 c = threadIdx.x; c < in.cols; c += THREADS) part += expf(get(in, spot(in, row, c)) - most);
-    return block_sum(part);
+// The largest of a row and the sum of exponentials below it, in one pass: each thread has a maximum of its own on the way.
+__device__ inline double exponentials(const Mat& in, u64 row, float& most) {
+    bool wide = is_wide(in);
+    const float lowest = __uint_as_float(0xFF800000u);
+    float own = lowest, sum = 0.0f;
+    for (u64 c = threadIdx.x * RUN; c < in.cols; c += THREADS * RUN) {
+        u32 n = run_length(in.cols, c);
+        Run v = get_run(in, spot(in, row, c), n, wide);
+        float top = own;
+        for (u32 i = 0; i < RUN; i++) {
+            if (i < n) top = larger(top, v.at[i]);
+        }
+        if (top == lowest) continue;
+        sum *= expf(own - top);
+        own = top;
+        for (u32 i = 0; i < RUN; i++) {
+            if (i < n) sum += expf(v.at[i] - own);
+        }
+    }
+    most = block_max(own);
+    return block_sum(sum == 0.0f ? 0.0 : (double)(sum * expf(own - most)));
 }
 
 // target: its column, or one that there is not.
 __device__ inline void put_gradient(const Mat& d, const Mat& in, u64 row, float most, float share, float scale, u64 target) {
-    for (u64 c = threadIdx.x; c < d.cols; c += THREADS) {
-        float p = share * expf(get(in, spot(in, row, c)) - most);
-        put(d, spot(d, row, c), c == target ? p - scale : p);
+    bool wide_d = is_wide(d), wide = is_wide(in);
+    for (u64 c = threadIdx.x * RUN; c < d.cols; c += THREADS * RUN) {
+        u32 n = run_length(d.cols, c);
+        Run v = get_run(in, spot(in, row, c), n, wide);
+        for (int i = 0; i < RUN; i++) {
+            float p = share * expf(v.at[i] - most);
+            v.at[i] = c + i == target ? p - scale : p;
+        }
+        put_run(d, spot(d, row, c), n, wide_d, v);
     }
 }
 
@@ -38,7 +55,7 @@ extern "C" __global__ void cross_entropy(Mat d, Mat targets, Mat losses, Mat log
     for (u64 row = blockIdx.x; row < d.rows; row += gridDim.x) {
         int target = ((const int*)targets.address)[row];
         if (!counts(d, losses, d.cols, row, target, post)) continue;
-        float logit = get(logits, spot(logits, row, target)), most = largest(logits, row);
+        float logit = get(logits, spot(logits, row, target)), most;
         double sum = exponentials(logits, row, most);
         put_gradient(d, logits, row, most, (float)((double)scale / sum), scale, target);
         if (threadIdx.x == 0) put(losses, row, (float)((double)most - (double)logit + log(sum)));
@@ -51,7 +68,7 @@ extern "C" __global__ void vocab_partials(
     begin(post);
     for (u64 row = blockIdx.x; row < logits.rows; row += gridDim.x) {
         int id = ((const int*)targets.address)[row];
-        float most = largest(logits, row);
+        float most;
         double total = exponentials(logits, row, most);
         if (threadIdx.x != 0) continue;
         put(max, row, most);

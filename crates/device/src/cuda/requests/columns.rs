@@ -31,7 +31,7 @@ pub(super) fn bias_grad(spec: &BiasGradSpec, accesses: &[Access]) -> Vec<Call> {
 }
 
 /// Columns that a block takes.
-const TILE: usize = 32;
+const TILE: usize = 256;
 /// Blocks that keep a card busy.
 const BLOCKS: usize = 1024;
 /// Rows that are worth a block.
@@ -62,7 +62,7 @@ fn sums(
     let scratch = |at: usize| Some(Scratch { at, bytes: runs * bytes });
     summed.scratch = scratch(9);
     let values = vec![mat(outputs[0]), mat(outputs[1]), keep, runs_word, Value::words([0])];
-    let mut folded = Call::over("fold", 2 * cols, values);
+    let mut folded = Call::rows("fold", 2 * cols, values);
     folded.scratch = scratch(4);
     vec![summed, folded]
 }
