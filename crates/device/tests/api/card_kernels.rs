@@ -6,7 +6,7 @@
 
 use device::{ops::*, *};
 
-use super::card_bench::{Bench, LIES, Lie, REAL, SHAPES, close, equal_bits, f64s, noise};
+use super::card_bench::{LIES, Lie, REAL, SHAPES, close, equal_bits, f64s, noise};
 
 #[test]
 fn fill_and_cast_give_the_bits_of_the_host() {

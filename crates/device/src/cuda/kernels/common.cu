@@ -71,6 +71,9 @@ struct Vec4 {
 // Whether eight neighbours may be moved at once.
 __device__ inline bool is_wide(const Mat& m) { return m.address % 16 == 0 && m.pitch % RUN == 0; }
 
+// Whether it lies in one piece that runs of eight elements may be moved in, counted from its start.
+__device__ inline bool is_flat(const Mat& m) { return m.address % 16 == 0 && (m.rows <= 1 || m.pitch == m.cols); }
+
 __device__ inline Run get_run(const Mat& m, u64 at, u32 count, bool wide) {
     Run out;
     if (wide && count == RUN && m.kind == 1) {
@@ -116,6 +119,10 @@ __device__ inline void put_run(const Mat& m, u64 at, u32 count, bool wide, const
 }
 
 __device__ inline u32 run_length(u64 cols, u64 c) { return cols - c < RUN ? (u32)(cols - c) : RUN; }
+
+// Runs of a tensor in one piece.
+#define EACH_RUN(i, count) \
+    for (u64 i = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * RUN; i < (count); i += (u64)gridDim.x * blockDim.x * RUN)
 
 #define EACH(i, count) \
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < (count); i += (u64)gridDim.x * blockDim.x)

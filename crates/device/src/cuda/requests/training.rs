@@ -43,6 +43,6 @@ fn adamw(spec: &AdamWSpec, accesses: &[Access]) -> Call {
     values.push(Value::words([spec.copy.into()]));
     values.push(Value::words([if spec.skip { address(at(5 + usize::from(spec.copy))) } else { 0 }]));
     values.push(Value::words([spec.beta1, spec.beta2, spec.eps, spec.weight_decay].map(f64::to_bits)));
-    // A few elements a thread: each thread works out the factors of the step first.
-    Call::blocks("adamw", at(0).numel().div_ceil(4 * THREADS as usize), values)
+    // Runs of elements a thread: each thread works out the factors of the step first.
+    Call::blocks("adamw", at(0).numel().div_ceil(8 * THREADS as usize), values)
 }
