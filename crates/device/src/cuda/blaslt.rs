@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    ffi::{CStr, c_void},
+    ffi::{CStr, c_char, c_void},
     ptr,
     sync::{Arc, Mutex},
 };
@@ -287,14 +287,13 @@ fn check(call: &'static str, code: sys::cublasStatus_t) -> Result<(), CudaError>
     if code == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
         return Ok(());
     }
-    // SAFETY: both give a text that lives as long as the library.
-    let [name, text] = unsafe { [sys::cublasLtGetStatusName(code), sys::cublasLtGetStatusString(code)] }.map(|text| {
-        // SAFETY: not null is a text that ends with NUL.
-        if text.is_null() {
-            "unknown".to_owned()
-        } else {
-            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    let text = |get: unsafe fn(sys::cublasStatus_t) -> *const c_char| {
+        // SAFETY: `get` gives a text that lives as long as the library, or null.
+        unsafe {
+            let text = get(code);
+            if text.is_null() { "unknown".to_owned() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
         }
-    });
+    };
+    let (name, text) = (text(sys::cublasLtGetStatusName), text(sys::cublasLtGetStatusString));
     Err(CudaError::Call { call, code: code as u32, name, text })
 }
