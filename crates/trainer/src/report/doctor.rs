@@ -96,9 +96,9 @@ fn build() -> Vec<Finding> {
     vec![
         found("drivers", drivers),
         match cuda::count_cards() {
-            Ok(0) => missing("cards", "the NVIDIA driver finds none; runs are on the CPU"),
-            Ok(count) => found("cards", count.to_string()),
-            Err(error) => missing("cards", &format!("{error}; runs are on the CPU")),
+            Ok(0) => missing("cuda driver", "it finds no card; runs are on the CPU"),
+            Ok(count) => found("cuda driver", format!("{count} card{}", if count == 1 { "" } else { "s" })),
+            Err(error) => missing("cuda driver", &format!("{error}; runs are on the CPU")),
         },
         found("local transport", "ranks are threads of this process".to_owned()),
         missing("nccl transport", "this version has none; ranks on several GPUs cannot meet"),
