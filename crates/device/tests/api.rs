@@ -14,7 +14,17 @@ mod api {
     mod capture_random; // random programs, eager and replayed
     mod capture_rules; // what a capture takes and refuses
     #[cfg(feature = "gpu-tests")]
+    mod card_attention; // attention on a card
+    #[cfg(feature = "gpu-tests")]
+    mod card_bench; // what claims about kernels on a card are made of
+    #[cfg(feature = "gpu-tests")]
+    mod card_bf16; // kernels of bf16 on a card
+    #[cfg(feature = "gpu-tests")]
     mod card_kernels; // kernels on a card against their twins
+    #[cfg(feature = "gpu-tests")]
+    mod card_layers; // kernels of other layers than GPT-2's
+    #[cfg(feature = "gpu-tests")]
+    mod card_products; // products on a card
     #[cfg(feature = "gpu-tests")]
     mod card_rules; // what a card refuses, and what only a card can show
     mod compiled; // kernels compile without a card

@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::{
-    Cli, Clock, Command, Config, Detail, Doctor, DoctorArgs, GroupsArgs, PlanArgs, RunEnd, RunOptions, Signal,
-    StopSource, TrainArgs, TrainError, VerifyArgs,
+    Cli, Clock, Command, Config, Detail, DeviceKind, Doctor, DoctorArgs, GroupsArgs, PlanArgs, RunEnd, RunOptions,
+    Signal, StopSource, TrainArgs, TrainError, VerifyArgs,
     train::{default_run_dir, dry_run, plan_run, planned_detail, train},
     verify::{verify_file, verify_run},
     write_timeline,
@@ -42,6 +42,10 @@ pub fn run(cli: &Cli, stop: StopSource) -> Result<Outcome, TrainError> {
 fn run_train(args: &TrainArgs, stop: StopSource) -> Result<Outcome, TrainError> {
     check_launcher()?;
     let config = args.config.load()?;
+    if config.device.kind == DeviceKind::Cuda {
+        // Before CUDA is called the first time. Starts the program again where its environment lacks something.
+        device::cuda::prepare().map_err(|source| TrainError::Prepare { source })?;
+    }
     let dir = args.run_dir.clone().unwrap_or_else(|| default_run_dir(&args.config.config));
     let detail = if args.verbose { Detail::Full } else { Detail::Brief };
     let options = RunOptions { dir, lines: Box::new(io::stdout()), stop, timeline: args.timeline(), detail };

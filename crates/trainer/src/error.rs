@@ -100,6 +100,13 @@ pub enum TrainError {
     /// A run was asked for on the driver that has no values.
     #[error("device.kind = \"dry\" has no values to train with; `trainer plan` shows what it finds")]
     DryHasNoLosses,
+    /// The environment is not as CUDA must find it.
+    #[error("device.kind = \"cuda\" cannot be prepared")]
+    Prepare {
+        /// What is missing.
+        #[source]
+        source: device::cuda::CudaError,
+    },
     /// A timeline of steps that the run does not have.
     #[error(
         "the timeline begins with step {first}, but the run ends with step {steps}: give --timeline-steps below it"

@@ -13,9 +13,11 @@ use cudarc::driver::sys;
 
 use super::{
     Arch, CudaError,
+    blaslt::BlasLt,
     compile::{self, Cache},
     error::check,
     kernels,
+    launch::Call,
     memory::{Blocks, Pinned},
 };
 
@@ -28,13 +30,24 @@ pub struct CudaOptions {
     /// Folder for compiled kernels, by source, options and version of the compiler. Without one they are compiled
     /// whenever a machine is opened, which takes seconds.
     pub kernel_cache: Option<PathBuf>,
+    /// What computes matrix products.
+    pub products: Products,
 }
 
 impl Default for CudaOptions {
-    /// Card 0, no cache.
+    /// Card 0, no cache, products by the library.
     fn default() -> Self {
-        CudaOptions { cards: vec![0], kernel_cache: None }
+        CudaOptions { cards: vec![0], kernel_cache: None, products: Products::CuBlasLt }
     }
+}
+
+/// What computes matrix products on a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Products {
+    /// cuBLASLt; a kernel of this crate for sizes, types and addresses that it has no algorithm for.
+    CuBlasLt,
+    /// A kernel of this crate: many times slower, and the twin that the library is held against. Needs no library.
+    Own,
 }
 
 /// Version of CUDA that a driver must support: for kernel nodes and memory operations in graphs as they are used here.
@@ -46,7 +59,7 @@ pub(crate) struct Card {
     device: sys::CUdevice,
     context: Context,
     /// By name.
-    functions: HashMap<&'static str, Function>,
+    functions: HashMap<&'static str, Loaded>,
     modules: Vec<Module>,
     /// Events that nobody uses.
     pub(super) events: Mutex<Vec<RawEvent>>,
@@ -58,6 +71,8 @@ pub(crate) struct Card {
     pub(super) reached: RawEvent,
     /// What broke the context.
     lost: OnceLock<CudaError>,
+    products: Products,
+    blas: OnceLock<Result<BlasLt, CudaError>>,
 }
 
 #[derive(Clone, Copy)]
@@ -69,6 +84,13 @@ pub(super) struct RawEvent(pub(super) sys::CUevent);
 #[derive(Clone, Copy)]
 pub(super) struct Function(pub(super) sys::CUfunction);
 struct Module(sys::CUmodule);
+
+/// A function, and how many bytes of shared memory a launch may ask for.
+#[derive(Clone, Copy)]
+struct Loaded {
+    raw: Function,
+    shared: u32,
+}
 
 /// Handles are names that the driver gives out; it takes them from any thread that has their context.
 macro_rules! any_thread {
@@ -83,6 +105,14 @@ any_thread!(Context, RawStream, RawEvent, Function, Module);
 
 pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|poison| poison.into_inner())
+}
+
+/// How many cards the NVIDIA driver of this host has. Opens the libraries for it, and none of the cards.
+///
+/// # Errors
+/// [`CudaError::Missing`] without the driver or the compiler of kernels, [`CudaError::OldDriver`].
+pub fn count_cards() -> Result<u32, CudaError> {
+    open_driver()
 }
 
 /// Opens the libraries, or says which is missing.
@@ -127,6 +157,8 @@ impl Card {
             side: RawStream(ptr::null_mut()),
             reached: RawEvent(ptr::null_mut()),
             lost: OnceLock::new(),
+            products: options.products,
+            blas: OnceLock::new(),
         };
         card.bind()?;
         if card.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)? == 0 {
@@ -179,12 +211,27 @@ impl Card {
         Ok(Arch { major: major as u32, minor: minor as u32 })
     }
 
-    pub(super) fn function(&self, name: &'static str) -> Function {
-        *self.functions.get(name).unwrap_or_else(|| panic!("BUG: no kernel is called {name}"))
+    pub(super) fn function(&self, call: &Call) -> Result<Function, CudaError> {
+        let (function, need) = (call.function, call.shared);
+        let Loaded { raw, shared } =
+            *self.functions.get(function).unwrap_or_else(|| panic!("BUG: no kernel is called {function}"));
+        if need > shared {
+            return Err(CudaError::SharedMemory { function, card: self.ordinal, need, have: shared });
+        }
+        Ok(raw)
+    }
+
+    /// The library for products, opened by the first one; none where the options say that kernels of ours compute them.
+    pub(super) fn products(&self) -> Result<Option<&BlasLt>, CudaError> {
+        match self.products {
+            Products::Own => Ok(None),
+            Products::CuBlasLt => self.blas.get_or_init(BlasLt::open).as_ref().map(Some).map_err(|error| error.clone()),
+        }
     }
 
     fn load(&mut self, cache: &Cache) -> Result<(), CudaError> {
         let arch = self.arch()?;
+        let most = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         for source in kernels::SOURCES {
             let image = cache.compiled(source, arch)?;
             let mut module = ptr::null_mut();
@@ -197,10 +244,24 @@ impl Card {
                 // SAFETY: the module was just loaded, and lives as long as this card.
                 let code = unsafe { sys::cuModuleGetFunction(&mut function, module, symbol.as_ptr()) };
                 self.check("cuModuleGetFunction", code)?;
-                self.functions.insert(name, Function(function));
+                let shared = self.allow_shared(function, most)?;
+                self.functions.insert(name, Loaded { raw: Function(function), shared });
             }
         }
         Ok(())
+    }
+
+    /// Lets launches of a function ask for as much shared memory as its own leaves of `most` bytes; how much that is.
+    fn allow_shared(&self, function: sys::CUfunction, most: i32) -> Result<u32, CudaError> {
+        use sys::CUfunction_attribute_enum as Which;
+        let mut own = 0;
+        // SAFETY: the function was just loaded; writes one integer.
+        let code = unsafe { sys::cuFuncGetAttribute(&mut own, Which::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function) };
+        self.check("cuFuncGetAttribute", code)?;
+        let (which, left) = (Which::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most - own);
+        // SAFETY: as above.
+        self.check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, which, left) })?;
+        Ok(left as u32)
     }
 
     /// A stream that no other one orders by its mere existence.
@@ -270,10 +331,35 @@ impl Card {
     }
 }
 
+/// A stream that goes with its owner, for captures.
+pub(super) struct SideStream {
+    pub(super) raw: RawStream,
+    card: Arc<Card>,
+}
+
+impl SideStream {
+    /// The context is current.
+    pub(super) fn new(card: &Arc<Card>) -> Result<SideStream, CudaError> {
+        Ok(SideStream { raw: card.new_stream()?, card: card.clone() })
+    }
+}
+
+impl Drop for SideStream {
+    fn drop(&mut self) {
+        if self.card.bind().is_ok() {
+            // SAFETY: made in `new`, destroyed once.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw.0) };
+        }
+    }
+}
+
 impl Drop for Card {
     fn drop(&mut self) {
         if self.bind().is_err() {
             return;
+        }
+        if let Some(Ok(blas)) = self.blas.get() {
+            blas.close();
         }
         let events = lock(&self.events).drain(..).chain([self.reached]).collect::<Vec<_>>();
         let (pinned, freed) = (lock(&self.pinned).take_all(), lock(&self.freed).take_all());

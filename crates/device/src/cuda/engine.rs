@@ -14,7 +14,6 @@ use super::{
     event::{CardEvent, Point},
     graph,
     host::{HostCall, run_host},
-    launch,
     memory::DeviceMemory,
     prepare::check_environment,
     requests,
@@ -146,10 +145,7 @@ impl CudaEngine {
         card.bind()?;
         match item {
             Item::Op(body) => match &body.op.launch {
-                Launch::Kernel(kernel) => {
-                    let call = requests::call(kernel, &body.op.accesses);
-                    launch::launch(card, on.raw, &call, &on.post, body.seq + 1)?;
-                }
+                Launch::Kernel(kernel) => on.send_kernel(kernel, &body.op.accesses, body.seq + 1)?,
                 Launch::Host(_) => {
                     let (device, own) = (stream.device.clone(), body.clone());
                     let run = move |staged: &_| {

@@ -60,6 +60,26 @@ pub enum CudaError {
         /// What it cannot do.
         what: &'static str,
     },
+    /// No memory for kernels and products to work in.
+    #[error("card {card} has no {bytes} bytes left that its kernels and products need to work in")]
+    NoWorkspace {
+        /// Its number.
+        card: u32,
+        /// Bytes asked for.
+        bytes: usize,
+    },
+    /// A kernel that needs more shared memory than a block of the card can have.
+    #[error("{function} needs {need} bytes of shared memory for a block, and card {card} has {have}")]
+    SharedMemory {
+        /// The kernel.
+        function: &'static str,
+        /// Number of the card.
+        card: u32,
+        /// Bytes needed.
+        need: u32,
+        /// Bytes there are.
+        have: u32,
+    },
     /// A kernel source that does not compile.
     #[error("{file} does not compile for {arch}: {log}")]
     Compile {
@@ -93,7 +113,7 @@ impl CudaError {
 
     /// The card has not that much memory left.
     pub(crate) fn is_out_of_memory(&self) -> bool {
-        matches!(self, CudaError::Call { code: 2, .. })
+        matches!(self, CudaError::Call { code: 2, .. } | CudaError::NoWorkspace { .. })
     }
 }
 

@@ -13,18 +13,19 @@ use cudarc::driver::sys;
 
 use super::{
     CudaError,
-    card::{Card, RawEvent, RawStream, lock},
+    branches::Branches,
+    card::{Card, RawEvent, RawStream, SideStream, lock},
     event::{CardEvent, Point},
     fault::Post,
     host::{HostCall, run_host},
-    launch::add_node,
-    requests,
+    steps::{self, Launchable, Place},
     workers::Workers,
+    workspace::Workspace,
 };
 use crate::{
-    Launch, Position,
+    Launch, Op, Position,
     device::DeviceInner,
-    graph::{GraphInner, NodeKind},
+    graph::{GraphInner, Node, NodeKind},
     launch::LaunchBody,
 };
 
@@ -36,6 +37,8 @@ pub(crate) struct GraphOnCard {
     issued: Arc<Mutex<Issued>>,
     /// What its nodes call.
     _calls: Vec<Arc<HostCall>>,
+    /// What its nodes work in.
+    _workspaces: Vec<Workspace>,
 }
 
 /// An external wait or record.
@@ -84,6 +87,7 @@ impl GraphOnCard {
         device: &Arc<DeviceInner>,
         graph: &Arc<GraphInner>,
     ) -> Result<GraphOnCard, CudaError> {
+        let settled = graph.nodes.iter().map(|node| settle(card, node)).collect::<Result<Vec<_>, _>>()?;
         let mut making = Making {
             card,
             workers,
@@ -95,11 +99,13 @@ impl GraphOnCard {
             gates: Vec::new(),
             calls: Vec::new(),
             ends: Vec::with_capacity(graph.nodes.len()),
+            branches: Branches::new(card, graph, &settled)?,
+            side: SideStream::new(card)?,
         };
-        (0..graph.nodes.len()).try_for_each(|node| making.add(node))?;
-        let Making { mut exec, post, issued, gates, calls, .. } = making;
+        settled.iter().enumerate().try_for_each(|(node, steps)| making.add(node, steps))?;
+        let Making { mut exec, post, issued, gates, calls, branches, .. } = making;
         exec.instantiate()?;
-        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls })
+        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls, _workspaces: branches.workspaces })
     }
 
     pub(super) fn post(&self) -> &Post {
@@ -160,20 +166,26 @@ struct Making<'a> {
     calls: Vec<Arc<HostCall>>,
     /// By node of ours: those of the card that are its end.
     ends: Vec<Vec<sys::CUgraphNode>>,
+    branches: Branches,
+    side: SideStream,
+}
+
+/// What a node launches; nothing if it is no kernel.
+fn settle(card: &Card, node: &Node) -> Result<Vec<Launchable>, CudaError> {
+    match &node.kind {
+        NodeKind::Op(Op { launch: Launch::Kernel(kernel), accesses, .. }) => steps::settle(card, kernel, accesses),
+        _ => Ok(Vec::new()),
+    }
 }
 
 impl Making<'_> {
-    fn add(&mut self, node: usize) -> Result<(), CudaError> {
+    fn add(&mut self, node: usize, steps: &[Launchable]) -> Result<(), CudaError> {
         let source = &self.source.nodes[node];
         let behind = source.behind.iter().flat_map(|before| &self.ends[*before as usize]);
         let behind: Vec<sys::CUgraphNode> = behind.copied().collect();
         let end = match &source.kind {
             NodeKind::Op(op) => match &op.launch {
-                Launch::Kernel(kernel) => {
-                    let call = requests::call(kernel, &op.accesses);
-                    let number = node as u64 + 1;
-                    vec![add_node(self.card, self.exec.graph, &behind, &call, &self.post, number)?]
-                }
+                Launch::Kernel(_) => self.add_steps(node, steps, behind)?,
                 Launch::Host(_) => {
                     let call = self.host_call(node as u32)?;
                     self.calls.push(call.clone());
@@ -186,6 +198,20 @@ impl Making<'_> {
         };
         self.ends.push(end);
         Ok(())
+    }
+
+    /// One behind the other.
+    fn add_steps(
+        &self,
+        node: usize,
+        steps: &[Launchable],
+        behind: Vec<sys::CUgraphNode>,
+    ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
+        let (graph, workspace) = (self.exec.graph, self.branches.of(node));
+        steps.iter().try_fold(behind, |behind, step| {
+            let at = Place { graph, behind: &behind, side: self.side.raw };
+            step.add_node(self.card, &at, &self.post, node as u64 + 1, workspace).map(|added| vec![added])
+        })
     }
 
     fn add_gate(&mut self, gate: u32, behind: &[sys::CUgraphNode], way: Way) -> Result<sys::CUgraphNode, CudaError> {

@@ -17,17 +17,45 @@ pub(super) const SOURCES: &[Source] = &[
     Source {
         file: "elementwise.cu",
         text: include_str!("kernels/elementwise.cu"),
-        functions: &["fill", "cast", "scale", "add", "axpy", "gelu", "gelu_backward"],
+        functions: &["fill", "cast", "scale", "add", "axpy", "gelu", "gelu_backward", "swiglu", "swiglu_backward"],
     },
     Source {
         file: "norm.cu",
         text: include_str!("kernels/norm.cu"),
-        functions: &["layer_norm", "layer_norm_backward", "layer_norm_grad", "bias_grad"],
+        functions: &["layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"],
     },
+    Source { file: "columns.cu", text: include_str!("kernels/columns.cu"), functions: &["column_sums", "fold"] },
+    Source { file: "rotary.cu", text: include_str!("kernels/rotary.cu"), functions: &["rotary_table", "rotary"] },
+    Source {
+        file: "attention.cu",
+        text: include_str!("kernels/attention.cu"),
+        functions: &[
+            "attention_64",
+            "attention_128",
+            "attention_256",
+            "attention_keys_64",
+            "attention_keys_128",
+            "attention_keys_256",
+            "attention_queries_64",
+            "attention_queries_128",
+            "attention_queries_256",
+        ],
+    },
+    Source {
+        file: "flash.cu",
+        text: include_str!("kernels/flash.cu"),
+        functions: &["flash", "flash_queries", "flash_keys"],
+    },
+    Source { file: "product.cu", text: include_str!("kernels/product.cu"), functions: &["product"] },
     Source {
         file: "tokens.cu",
         text: include_str!("kernels/tokens.cu"),
-        functions: &["embedding", "embedding_grad", "position_grad", "cross_entropy"],
+        functions: &["embedding", "embedding_keep", "embedding_grad", "position_grad"],
+    },
+    Source {
+        file: "loss.cu",
+        text: include_str!("kernels/loss.cu"),
+        functions: &["cross_entropy", "vocab_partials", "vocab_rescale", "vocab_finish"],
     },
     Source {
         file: "optimizer.cu",
@@ -42,10 +70,13 @@ mod tests {
 
     use super::*;
 
-    /// What follows `marker` in a source, up to `(`.
+    /// The functions that a source defines.
     fn defined(text: &'static str) -> BTreeSet<&'static str> {
-        let marker = "extern \"C\" __global__ void ";
-        text.split(marker).skip(1).map(|rest| rest.split('(').next().expect("a name").trim()).collect()
+        let name = |rest: &'static str| {
+            let name = rest.split_once("void ").expect("a function").1;
+            name.split('(').next().expect("its name").trim()
+        };
+        text.split("extern \"C\" __global__ ").skip(1).map(name).collect()
     }
 
     #[test]

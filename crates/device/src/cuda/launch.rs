@@ -9,6 +9,8 @@ use super::{
     card::{Card, RawStream},
     fault::Post,
     kernels::THREADS,
+    steps::Place,
+    workspace::Workspace,
 };
 use crate::{DType, View};
 
@@ -16,8 +18,19 @@ use crate::{DType, View};
 pub(super) struct Call {
     pub(super) function: &'static str,
     pub(super) blocks: u32,
+    /// Bytes of shared memory that are asked for with the launch.
+    pub(super) shared: u32,
+    /// What the function needs to work in.
+    pub(super) scratch: Option<Scratch>,
     /// As the function declares them, without the [`Post`] at the end.
     pub(super) values: Vec<Value>,
+}
+
+/// Memory of a call's own, and where among its values the address goes.
+#[derive(Clone, Copy)]
+pub(super) struct Scratch {
+    pub(super) at: usize,
+    pub(super) bytes: usize,
 }
 
 /// An argument: as many of the words as its type in `common.cu` has.
@@ -33,15 +46,14 @@ impl Call {
         Call::blocks(function, elements.div_ceil(THREADS as usize), values)
     }
 
-    /// For a kernel with a block for each of `blocks` rows or pieces, or a loop over them.
-    pub(super) fn blocks(function: &'static str, blocks: usize, values: Vec<Value>) -> Call {
-        Call { function, blocks: blocks.clamp(1, MOST_BLOCKS) as u32, values }
+    /// For a kernel with a warp for each of `rows` rows, or a loop over them.
+    pub(super) fn rows(function: &'static str, rows: usize, values: Vec<Value>) -> Call {
+        Call::blocks(function, rows.div_ceil(THREADS as usize / 32), values)
     }
 
-    /// For a kernel that takes 32 columns a block and has no loop over blocks.
-    pub(super) fn columns(function: &'static str, columns: usize, values: Vec<Value>) -> Call {
-        let blocks = u32::try_from(columns.div_ceil(32).max(1)).expect("BUG: more columns than a grid has blocks");
-        Call { function, blocks, values }
+    /// For a kernel with a block for each of `blocks` rows or pieces, or a loop over them.
+    pub(super) fn blocks(function: &'static str, blocks: usize, values: Vec<Value>) -> Call {
+        Call { function, blocks: blocks.clamp(1, MOST_BLOCKS) as u32, shared: 0, scratch: None, values }
     }
 }
 
@@ -80,8 +92,12 @@ fn pointers(values: &mut [Value]) -> Vec<*mut c_void> {
     values.iter_mut().map(|value| value.0.as_mut_ptr().cast()).collect()
 }
 
-fn with_post(call: &Call, post: &Post, operation: u64) -> Vec<Value> {
+/// All arguments; `workspace` is there if the call needs something to work in.
+fn arguments(call: &Call, post: &Post, operation: u64, workspace: Option<&Workspace>) -> Vec<Value> {
     let mut values = call.values.clone();
+    if let Some(Scratch { at, .. }) = call.scratch {
+        values[at] = Value::words([workspace.expect("BUG: a call without its workspace").scratch()]);
+    }
     values.push(Value::words([post.card(), operation]));
     values
 }
@@ -93,29 +109,30 @@ pub(super) fn launch(
     call: &Call,
     post: &Post,
     operation: u64,
+    workspace: Option<&Workspace>,
 ) -> Result<(), CudaError> {
-    let (function, mut values) = (card.function(call.function), with_post(call, post, operation));
+    let (function, mut values) = (card.function(call)?, arguments(call, post, operation, workspace));
     let mut pointers = pointers(&mut values);
     // SAFETY: the arguments are those that the function declares (`requests` and the sources go together; tests run
     // every function), each pointing to as many bytes as it has. The addresses in them are of live memory of this card,
     // which the submitted item keeps until the stream has passed it. The stream is of this card.
     let code = unsafe {
         let (args, none) = (pointers.as_mut_ptr(), ptr::null_mut());
-        sys::cuLaunchKernel(function.0, call.blocks, 1, 1, THREADS, 1, 1, 0, stream.0, args, none)
+        sys::cuLaunchKernel(function.0, call.blocks, 1, 1, THREADS, 1, 1, call.shared, stream.0, args, none)
     };
     card.check("cuLaunchKernel", code)
 }
 
-/// Adds `call` as a node behind `behind`; the same otherwise.
+/// Adds `call` as a node; the same otherwise.
 pub(super) fn add_node(
     card: &Card,
-    graph: sys::CUgraph,
-    behind: &[sys::CUgraphNode],
+    at: &Place<'_>,
     call: &Call,
     post: &Post,
     operation: u64,
+    workspace: Option<&Workspace>,
 ) -> Result<sys::CUgraphNode, CudaError> {
-    let (function, mut values) = (card.function(call.function), with_post(call, post, operation));
+    let (function, mut values) = (card.function(call)?, arguments(call, post, operation, workspace));
     let mut pointers = pointers(&mut values);
     let params = sys::CUDA_KERNEL_NODE_PARAMS {
         func: function.0,
@@ -125,14 +142,14 @@ pub(super) fn add_node(
         blockDimX: THREADS,
         blockDimY: 1,
         blockDimZ: 1,
-        sharedMemBytes: 0,
+        sharedMemBytes: call.shared,
         kernelParams: pointers.as_mut_ptr(),
         extra: ptr::null_mut(),
         kern: ptr::null_mut(),
         ctx: card.context(),
     };
-    let mut node = ptr::null_mut();
-    // SAFETY: as in `launch`, but it is the graph that keeps the memory; `behind` are nodes of `graph`.
-    let code = unsafe { sys::cuGraphAddKernelNode_v2(&mut node, graph, behind.as_ptr(), behind.len(), &params) };
+    let (mut node, first, count) = (ptr::null_mut(), at.behind.as_ptr(), at.behind.len());
+    // SAFETY: as in `launch`, but it is the graph that keeps the memory; `behind` are nodes of it.
+    let code = unsafe { sys::cuGraphAddKernelNode_v2(&mut node, at.graph, first, count, &params) };
     card.check("cuGraphAddKernelNode", code).map(|()| node)
 }

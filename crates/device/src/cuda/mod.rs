@@ -6,6 +6,8 @@
 //! Raw calls come from cudarc; [`check`](error::check) makes results of them; the types of this module (`Card`,
 //! `DeviceMemory`, `PinnedBlock`, `CardEvent`, `StreamOnCard`, `GraphOnCard`) own what they made and are safe to use.
 
+mod blaslt; // products through a library
+mod branches; // which nodes of a graph may work in the same memory
 mod card; // a card's context, and what is made once for it
 #[cfg(all(test, feature = "gpu-tests"))]
 mod card_tests; // facts about CUDA
@@ -20,11 +22,14 @@ mod host; // host operations in the order of a stream
 mod kernels; // sources, and the functions in them
 mod launch; // kernels with their arguments
 mod memory; // of the card, and pinned
-mod requests; // which functions a kernel request becomes
+mod product; // products as the library takes them
+mod requests; // what a kernel request becomes
+mod steps; // what is launched for a request, with what it works in
 mod stream; // a stream's half on the card
 mod workers; // threads for host operations
+mod workspace; // memory that kernels and the library work in
 
-pub use self::card::CudaOptions;
+pub use self::card::{CudaOptions, Products, count_cards};
 pub use self::compile::{Arch, Compiled, compile_kernels};
 pub(crate) use self::engine::CudaEngine;
 pub use self::error::CudaError;

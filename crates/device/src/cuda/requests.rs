@@ -1,43 +1,48 @@
-//! Which functions of the sources a kernel request becomes.
+//! What a kernel request becomes: functions of the sources with their arguments, and products of the library.
+
+mod attention;
+mod columns;
+mod products;
+mod tokens;
+mod training;
 
 use super::{
-    kernels::THREADS,
     launch::{Call, Value, address},
+    steps::Step,
 };
 use crate::{
     Access, DType, Kernel, View,
-    ops::{AdamWSpec, By, Old, Place, Skip, SquaredNorm, ValueError},
+    ops::{By, Old, Place, Skip, Turning, ValueError},
 };
 
 /// Whether there is code for `kernel` on a card. What there is takes all element types that the request takes.
 pub(super) fn is_there(kernel: &Kernel) -> bool {
-    matches!(
-        kernel,
-        Kernel::Fill(_)
-            | Kernel::Cast(_)
-            | Kernel::Scale(_)
-            | Kernel::Add(_)
-            | Kernel::Axpy(_)
-            | Kernel::Gelu(_)
-            | Kernel::GeluBackward(_)
-            | Kernel::LayerNorm(_)
-            | Kernel::LayerNormBackward(_)
-            | Kernel::LayerNormGrad(_)
-            | Kernel::BiasGrad(_)
-            | Kernel::Embedding(_)
-            | Kernel::EmbeddingGrad(_)
-            | Kernel::PositionGrad(_)
-            | Kernel::CrossEntropy(_)
-            | Kernel::AdamW(_)
-            | Kernel::AdvanceAdam(_)
-            | Kernel::Sum(_)
-            | Kernel::SquaredNorm(_)
-            | Kernel::ClipFactor(_)
-    )
+    match kernel {
+        Kernel::Attention(spec) | Kernel::AttentionBackward(spec) => attention::is_there(spec),
+        _ => true,
+    }
 }
 
-/// What runs for `kernel`; its accesses are those of the request.
-pub(super) fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
+/// What runs for `kernel`, one behind the other; its accesses are those of the request.
+pub(super) fn steps(kernel: &Kernel, accesses: &[Access]) -> Vec<Step> {
+    match kernel {
+        Kernel::Gemm(spec) => vec![products::gemm(spec, accesses)],
+        Kernel::Attention(spec) => vec![Step::Call(attention::forward(spec, accesses))],
+        Kernel::AttentionBackward(spec) => attention::backward(spec, accesses).map(Step::Call).into(),
+        Kernel::LayerNormGrad(spec) => calls(columns::layer_norm_grad(spec, accesses)),
+        Kernel::RmsNormGrad(spec) => calls(columns::rms_norm_grad(spec, accesses)),
+        Kernel::BiasGrad(spec) => calls(columns::bias_grad(spec, accesses)),
+        Kernel::EmbeddingGrad(spec) => calls(tokens::embedding_grad(spec, accesses)),
+        _ => vec![Step::Call(call(kernel, accesses))],
+    }
+}
+
+fn calls(calls: Vec<Call>) -> Vec<Step> {
+    calls.into_iter().map(Step::Call).collect()
+}
+
+/// Of a kernel that is one function.
+fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
     let at = |index: usize| &accesses[index].view;
     let mat = |index: usize| Value::matrix(at(index));
     // Where the first input is the output, it has no access of its own.
@@ -53,92 +58,61 @@ pub(super) fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
         Kernel::Axpy(spec) => Call::over("axpy", elements, vec![mat(0), mat(1), factor(spec.by, accesses)]),
         Kernel::Gelu(spec) => Call::over("gelu", elements, vec![mat(0), input(spec.place, 1)]),
         Kernel::GeluBackward(spec) => Call::over("gelu_backward", elements, vec![mat(0), mat(1), input(spec.place, 2)]),
+        Kernel::SwiGlu(_) => Call::over("swiglu", elements, (0..3).map(mat).collect()),
+        Kernel::SwiGluBackward(_) => Call::over("swiglu_backward", elements, (0..5).map(mat).collect()),
+        Kernel::RotaryTable(spec) => {
+            Call::over("rotary_table", elements / 2, vec![mat(0), Value::words([spec.base.to_bits()])])
+        }
+        Kernel::Rotary(spec) => {
+            let back = u64::from(spec.turning == Turning::Backward);
+            let mut values = vec![mat(0), mat(1), input(spec.place, 2)];
+            values.extend([spec.seq_len as u64, back].map(|word| Value::words([word])));
+            Call::over("rotary", elements / 2, values)
+        }
         Kernel::LayerNorm(spec) => {
-            let (r, sum) = if spec.residual { (mat(6), mat(7)) } else { (Value::no_matrix(), Value::no_matrix()) };
-            let mut values: Vec<Value> = (0..6).map(mat).collect();
-            values.extend([r, sum, Value::words([spec.residual.into()]), Value::words([spec.eps.to_bits().into()])]);
-            Call::blocks("layer_norm", at(0).row_count(), values)
+            let values = (0..6).map(mat).chain(residual(spec.residual, accesses, 6)).chain([eps(spec.eps)]).collect();
+            Call::rows("layer_norm", at(0).row_count(), values)
         }
         Kernel::LayerNormBackward(spec) => {
-            let (how, past) = match spec.skip {
-                Skip::None => (0, Value::no_matrix()),
-                Skip::InPlace => (1, Value::no_matrix()),
-                Skip::Apart => (2, mat(6)),
-            };
-            let mut values: Vec<Value> = (0..6).map(mat).collect();
-            values.extend([past, Value::words([how])]);
-            Call::blocks("layer_norm_backward", at(0).row_count(), values)
+            let values = (0..6).map(mat).chain(past(spec.skip, accesses, 6)).collect();
+            Call::rows("layer_norm_backward", at(0).row_count(), values)
         }
-        Kernel::LayerNormGrad(spec) => {
-            let mut values: Vec<Value> = (0..6).map(mat).collect();
-            values.push(keep(spec.old, accesses));
-            Call::columns("layer_norm_grad", at(0).cols(), values)
+        Kernel::RmsNorm(spec) => {
+            let values = (0..4).map(mat).chain(residual(spec.residual, accesses, 4)).chain([eps(spec.eps)]).collect();
+            Call::rows("rms_norm", at(0).row_count(), values)
         }
-        Kernel::BiasGrad(spec) => {
-            Call::columns("bias_grad", at(0).cols(), vec![mat(0), mat(1), keep(spec.old, accesses)])
+        Kernel::RmsNormBackward(spec) => {
+            let values = (0..5).map(mat).chain(past(spec.skip, accesses, 5)).collect();
+            Call::rows("rms_norm_backward", at(0).row_count(), values)
         }
-        _ => call_more(kernel, accesses),
+        Kernel::Embedding(_)
+        | Kernel::PositionGrad(_)
+        | Kernel::CrossEntropy(_)
+        | Kernel::VocabPartials(_)
+        | Kernel::VocabRescale(_)
+        | Kernel::VocabFinish(_) => tokens::call(kernel, accesses),
+        _ => training::call(kernel, accesses),
     }
 }
 
-/// Tokens and optimizer.
-fn call_more(kernel: &Kernel, accesses: &[Access]) -> Call {
-    let at = |index: usize| &accesses[index].view;
-    let mat = |index: usize| Value::matrix(at(index));
-    match kernel {
-        Kernel::Embedding(spec) => {
-            let positions = spec.seq_len.map_or(Value::no_matrix(), |_| mat(3));
-            let sizes = [spec.vocab.size, spec.vocab.start, spec.seq_len.unwrap_or(0)];
-            let mut values = vec![mat(0), mat(1), mat(2), positions];
-            values.extend(sizes.map(|size| Value::words([size as u64])));
-            Call::over("embedding", at(2).numel(), values)
-        }
-        Kernel::EmbeddingGrad(spec) => {
-            let mut values = vec![mat(0), mat(1), mat(2)];
-            values.extend([spec.vocab.size, spec.vocab.start].map(|size| Value::words([size as u64])));
-            values.push(keep(spec.old, accesses));
-            Call::over("embedding_grad", at(1).cols(), values)
-        }
-        Kernel::PositionGrad(spec) => {
-            let values = vec![mat(0), mat(1), Value::words([spec.seq_len as u64]), keep(spec.old, accesses)];
-            Call::over("position_grad", at(1).numel(), values)
-        }
-        Kernel::CrossEntropy(spec) => {
-            let logits = mat(if spec.place == Place::InPlace { 0 } else { 3 });
-            let values = vec![mat(0), mat(1), mat(2), logits, factor(spec.scale, accesses)];
-            Call::blocks("cross_entropy", at(0).row_count(), values)
-        }
-        Kernel::AdamW(spec) => adamw(spec, accesses),
-        Kernel::AdvanceAdam(spec) => {
-            let betas = [spec.beta1, spec.beta2, 0.0, 0.0].map(f64::to_bits);
-            let skip = if spec.skip { address(at(2)) } else { 0 };
-            let values = vec![mat(0), mat(1), Value::words([skip]), Value::words(betas)];
-            Call::blocks("advance_adam", 1, values)
-        }
-        Kernel::Sum(spec) => Call::blocks("sum", 1, vec![mat(0), mat(1), factor(spec.by, accesses)]),
-        Kernel::SquaredNorm(_) => {
-            let piece = SquaredNorm::cut(at(0).numel()).range(0).len() as u64;
-            let values = vec![mat(0), mat(1), Value::words([piece])];
-            Call::blocks("squared_norm", at(1).numel(), values)
-        }
-        Kernel::ClipFactor(spec) => {
-            let mut values: Vec<Value> = (0..4).map(mat).collect();
-            values.push(Value::words([spec.limit.to_bits().into()]));
-            Call::blocks("clip_factor", 1, values)
-        }
-        other => unreachable!("BUG: {other:?} was not refused"),
-    }
+fn eps(eps: f32) -> Value {
+    Value::words([eps.to_bits().into()])
 }
 
-fn adamw(spec: &AdamWSpec, accesses: &[Access]) -> Call {
-    let at = |index: usize| &accesses[index].view;
-    let mut values: Vec<Value> = (0..5).map(|index| Value::matrix(at(index))).collect();
-    values.push(if spec.copy { Value::matrix(at(5)) } else { Value::no_matrix() });
-    values.push(Value::words([spec.copy.into()]));
-    values.push(Value::words([if spec.skip { address(at(5 + usize::from(spec.copy))) } else { 0 }]));
-    values.push(Value::words([spec.beta1, spec.beta2, spec.eps, spec.weight_decay].map(f64::to_bits)));
-    // A few elements a thread: each thread works out the factors of the step first.
-    Call::blocks("adamw", at(0).numel().div_ceil(4 * THREADS as usize), values)
+/// What a norm adds first, and where the sum goes; accesses `from` and behind.
+fn residual(is_there: bool, accesses: &[Access], from: usize) -> [Value; 3] {
+    let mat = |index: usize| if is_there { Value::matrix(&accesses[index].view) } else { Value::no_matrix() };
+    [mat(from), mat(from + 1), Value::words([is_there.into()])]
+}
+
+/// What reaches the gradient past a norm; apart, it is access `from`.
+fn past(skip: Skip, accesses: &[Access], from: usize) -> [Value; 2] {
+    let (how, past) = match skip {
+        Skip::None => (0, Value::no_matrix()),
+        Skip::InPlace => (1, Value::no_matrix()),
+        Skip::Apart => (2, Value::matrix(&accesses[from].view)),
+    };
+    [past, Value::words([how])]
 }
 
 /// `value` as an element of `view`.
@@ -176,6 +150,8 @@ pub(super) fn refused(kernel: &Kernel, accesses: &[Access], position: usize, id:
     match kernel {
         Kernel::Embedding(spec) => ValueError::Id { id, position, vocab: spec.vocab.size },
         Kernel::EmbeddingGrad(spec) => ValueError::Id { id, position, vocab: spec.vocab.size },
+        Kernel::VocabPartials(spec) => ValueError::Target { id, position, vocab: spec.vocab.size },
+        Kernel::VocabFinish(spec) => ValueError::Target { id, position, vocab: spec.vocab.size },
         Kernel::CrossEntropy(_) => ValueError::Target { id, position, vocab: accesses[0].view.cols() },
         other => unreachable!("BUG: {other:?} refuses no value"),
     }

@@ -2,21 +2,23 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use cudarc::driver::sys;
 
 use super::{
     CudaError,
+    blaslt::WORKSPACE,
     card::{Card, RawStream, lock},
     fault::{Post, Refused},
     graph::GraphOnCard,
     host::HostCall,
-    requests,
+    requests, steps,
+    workspace::Workspace,
 };
 use crate::{
-    Launch, OpError,
+    Access, Kernel, Launch, OpError,
     launch::LaunchBody,
     queue::{Item, Mark, OpAt},
 };
@@ -26,6 +28,8 @@ pub(crate) struct StreamOnCard {
     pub(super) raw: RawStream,
     pub(super) post: Post,
     flight: Mutex<Flight>,
+    /// What its kernels and products work in: all of them, because they run one behind the other.
+    workspace: OnceLock<Workspace>,
 }
 
 /// What the card has not been seen to pass.
@@ -72,7 +76,25 @@ impl StreamOnCard {
     /// The context is current.
     pub(super) fn new(card: &Arc<Card>) -> Result<StreamOnCard, CudaError> {
         let (post, flight) = (Post::new(card)?, Mutex::default());
-        Ok(StreamOnCard { card: card.clone(), raw: card.new_stream()?, post, flight })
+        Ok(StreamOnCard { card: card.clone(), raw: card.new_stream()?, post, flight, workspace: OnceLock::new() })
+    }
+
+    /// Queues what `kernel` becomes, as operation `operation`. The context is current.
+    pub(super) fn send_kernel(&self, kernel: &Kernel, accesses: &[Access], operation: u64) -> Result<(), CudaError> {
+        for step in steps::settle(&self.card, kernel, accesses)? {
+            let workspace = step.scratch().map(|_| self.workspace()).transpose()?;
+            step.launch(&self.card, self.raw, &self.post, operation, workspace)?;
+        }
+        Ok(())
+    }
+
+    /// Made for the first operation that needs it, as large as any may.
+    fn workspace(&self) -> Result<&Workspace, CudaError> {
+        if let Some(workspace) = self.workspace.get() {
+            return Ok(workspace);
+        }
+        let made = Workspace::new(&self.card, WORKSPACE)?;
+        Ok(self.workspace.get_or_init(|| made))
     }
 
     /// Keeps what was sent. True when it is time for a mark.
@@ -167,7 +189,7 @@ impl Drop for StreamOnCard {
             // Whoever dropped it has waited as long as a host may. The card may still get there, so nothing that it
             // would touch is given away.
             tracing::error!(items = sent.len(), "cuda.abandon_stream");
-            std::mem::forget(sent);
+            std::mem::forget((sent, self.workspace.take()));
             return;
         }
         if self.card.bind().is_ok() {

@@ -6,150 +6,7 @@
 
 use device::{ops::*, *};
 
-use super::drivers::{card_turn, cpu, cuda};
-
-/// Numbers that look random and are the same everywhere, from -2 to 2.
-fn noise(seed: u64, n: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1u64 << 22) as f32 - 2.0
-    };
-    (0..n).map(|_| next()).collect()
-}
-
-/// A stream of one driver, and what a trial makes there.
-struct Bench {
-    device: Device,
-    stream: Stream,
-}
-
-/// Columns with a gap on both sides, or a whole matrix.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Lie {
-    Whole,
-    Gaps,
-}
-
-const LEFT: usize = 3;
-const RIGHT: usize = 2;
-
-/// A tensor and the memory around it.
-struct Tensor {
-    all: View,
-    view: View,
-}
-
-impl Bench {
-    fn new(machine: &Machine) -> Bench {
-        let device = machine.device(0).unwrap();
-        let stream = device.stream("compute").unwrap();
-        Bench { device, stream }
-    }
-
-    /// Fresh, so poisoned.
-    fn tensor(&self, shape: &[usize], dtype: DType, lie: Lie) -> Tensor {
-        let mut dims = shape.to_vec();
-        let cols = *dims.last().unwrap();
-        if lie == Lie::Gaps {
-            *dims.last_mut().unwrap() += LEFT + RIGHT;
-        }
-        let all = self.device.alloc("t", &dims, dtype, MemoryKind::Other).unwrap();
-        let view = if lie == Lie::Gaps { all.columns(LEFT..LEFT + cols).unwrap() } else { all.clone() };
-        Tensor { all, view }
-    }
-
-    fn holding(&self, shape: &[usize], dtype: DType, lie: Lie, values: &[f32]) -> Tensor {
-        let tensor = self.tensor(shape, dtype, lie);
-        match dtype {
-            DType::F32 => self.stream.upload(&tensor.view, values.to_vec()),
-            DType::Bf16 => self.stream.upload(&tensor.view, values.iter().map(|x| bf16::from_f32(*x)).collect()),
-            DType::I32 => self.stream.upload(&tensor.view, values.iter().map(|x| *x as i32).collect()),
-        }
-        .unwrap();
-        tensor
-    }
-
-    /// A contiguous vector of f32.
-    fn vector(&self, values: &[f32]) -> View {
-        self.holding(&[values.len()], DType::F32, Lie::Whole, values).view
-    }
-
-    fn ids(&self, ids: &[i32]) -> View {
-        let view = self.device.alloc("ids", &[ids.len()], DType::I32, MemoryKind::Other).unwrap();
-        self.stream.upload(&view, ids.to_vec()).unwrap();
-        view
-    }
-
-    fn run(&self, op: Result<Op, Error>) {
-        self.stream.launch(op.unwrap()).unwrap();
-    }
-
-    /// All of its memory, gaps included, as bits.
-    fn bits(&self, tensor: &Tensor) -> Vec<u32> {
-        match tensor.view.dtype() {
-            DType::F32 => self.get::<f32>(&tensor.all).into_iter().map(f32::to_bits).collect(),
-            DType::Bf16 => self.get::<bf16>(&tensor.all).into_iter().map(|x| x.to_bits().into()).collect(),
-            DType::I32 => self.get::<i32>(&tensor.all).into_iter().map(|x| x as u32).collect(),
-        }
-    }
-
-    fn get<T: Element>(&self, view: &View) -> Vec<T> {
-        self.stream.download::<T>(view).unwrap().wait().unwrap()
-    }
-}
-
-/// Runs `trial` on both; it gives the memory of its outputs.
-fn both<T>(trial: impl Fn(&Bench) -> T) -> [T; 2] {
-    let _turn = card_turn();
-    let (host, card) = (cpu(1).machine(), cuda().machine());
-    [&host, &card].map(|machine| trial(&Bench::new(machine)))
-}
-
-#[track_caller]
-fn equal_bits(trial: impl Fn(&Bench) -> Vec<Vec<u32>>) {
-    let [host, card] = both(trial);
-    for (i, (host, card)) in host.iter().zip(&card).enumerate() {
-        let differ = host.iter().zip(card).position(|(a, b)| a != b);
-        assert!(differ.is_none(), "output {i} differs at {differ:?}: {:?}", differ.map(|at| (host[at], card[at])));
-    }
-}
-
-/// Outputs of both and the true values: no gap was touched, nothing was left unwritten, and the error is small.
-#[track_caller]
-fn close(want: &[Vec<f64>], trial: impl Fn(&Bench) -> Vec<Tensor>) {
-    let [host, card] = both(|bench| {
-        let outputs = trial(bench);
-        outputs.iter().map(|t| (bench.get::<f32>(&t.view), gaps(&bench.bits(t), t))).collect::<Vec<_>>()
-    });
-    for (i, ((host, card), want)) in host.iter().zip(&card).zip(want).enumerate() {
-        assert_eq!(card.1, host.1, "output {i} was written outside of its view");
-        let error = |got: &[f32]| got.iter().zip(want).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
-        assert!(card.0.iter().all(|x| x.is_finite()), "output {i} is not all written");
-        let largest = want.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
-        let allowed = (2.0 * error(&host.0)).max(largest * f64::from(f32::EPSILON) / 2.0);
-        assert!(error(&card.0) <= allowed, "output {i}: error {:e}, the host has {:e}", error(&card.0), error(&host.0));
-    }
-}
-
-/// What lies between the rows.
-fn gaps(all: &[u32], tensor: &Tensor) -> Vec<u32> {
-    let (width, cols) = (tensor.all.cols(), tensor.view.cols());
-    if width == cols {
-        return Vec::new();
-    }
-    all.chunks_exact(width).flat_map(|row| row[..LEFT].iter().chain(&row[LEFT + cols..])).copied().collect()
-}
-
-fn f64s(values: &[f32]) -> Vec<f64> {
-    values.iter().map(|x| f64::from(*x)).collect()
-}
-
-const SHAPES: [&[usize]; 4] = [&[1, 1], &[7, 13], &[3, 5, 67], &[2, 1023]];
-const REAL: [DType; 2] = [DType::F32, DType::Bf16];
-const LIES: [Lie; 2] = [Lie::Whole, Lie::Gaps];
+use super::card_bench::{LIES, Lie, REAL, SHAPES, close, equal_bits, f64s, noise};
 
 #[test]
 fn fill_and_cast_give_the_bits_of_the_host() {
@@ -203,12 +60,12 @@ fn scale_add_and_axpy_give_the_bits_of_the_host() {
     }
 }
 
-fn gelu(x: f64) -> f64 {
+pub(super) fn gelu(x: f64) -> f64 {
     let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
     0.5 * x * (1.0 + z.tanh())
 }
 
-fn gelu_slope(x: f64) -> f64 {
+pub(super) fn gelu_slope(x: f64) -> f64 {
     let c = (2.0 / std::f64::consts::PI).sqrt();
     let t = (c * (x + 0.044_715 * x * x * x)).tanh();
     0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * c * (1.0 + 3.0 * 0.044_715 * x * x)

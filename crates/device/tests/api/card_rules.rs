@@ -50,7 +50,7 @@ fn a_joint_operation_is_refused_by_name() {
 fn a_card_that_is_not_there_is_refused_with_how_many_there_are() {
     let _turn = card_turn();
     drop(cuda());
-    let options = CudaOptions { cards: vec![0, 4000], kernel_cache: None };
+    let options = CudaOptions { cards: vec![0, 4000], ..CudaOptions::default() };
     let Err(Error::Cuda { source: CudaError::NoCard { asked: 4000, have }, .. }) =
         Machine::cuda_with(options, Options::default())
     else {

@@ -60,6 +60,9 @@ pub struct LearnedPositions<'a> {
     pub site: &'a Site,
 }
 
+/// Rows of logits are a multiple of this apart.
+const LOGITS_PITCH: usize = 64;
+
 impl VocabTable {
     /// `site` is its place in traces and messages: a table that has two uses has two of them.
     pub fn new(table: &Param, vocab: VocabRows, site: &str) -> VocabTable {
@@ -128,7 +131,9 @@ impl VocabTable {
         let region = Region::of(w);
         let valid = self.vocab.shard(&region).valid;
         let (_, outer) = x.shape().split_last().unwrap_or((&0, &[]));
-        let logits = f.temp(&[outer, &[valid]].concat(), x.dtype())?;
+        // Rows apart by a multiple of what products like, whatever the vocabulary is.
+        let width = valid.next_multiple_of(LOGITS_PITCH);
+        let logits = f.temp(&[outer, &[width]].concat(), x.dtype())?.columns(0..valid)?;
         let on = f.stream();
         let table = w.take(&self.table, on)?;
         self.check(&region, &table)?;

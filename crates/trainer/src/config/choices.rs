@@ -101,6 +101,8 @@ choices! {
         Sim = "sim",
         /// Shapes only: plans, no numbers.
         Dry = "dry",
+        /// An NVIDIA card.
+        Cuda = "cuda",
     }
 
     /// How progress is shown.

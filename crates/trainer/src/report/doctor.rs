@@ -1,5 +1,7 @@
 //! What this machine and this build have, and what is missing.
 
+use device::cuda;
+
 use crate::{
     config::{Config, DeviceKind},
     train::{Placement, RunPlan},
@@ -89,14 +91,19 @@ fn memory() -> Option<MemoryKib> {
 
 /// What this build can do and what it cannot, a line each.
 fn build() -> Vec<Finding> {
-    let drivers = [DeviceKind::Cpu, DeviceKind::Sim, DeviceKind::Dry].map(|kind| kind.to_string()).join(", ");
+    let drivers =
+        [DeviceKind::Cpu, DeviceKind::Sim, DeviceKind::Dry, DeviceKind::Cuda].map(|kind| kind.to_string()).join(", ");
     vec![
         found("drivers", drivers),
-        missing("cuda driver", "this version has none; runs are on the CPU"),
+        match cuda::count_cards() {
+            Ok(0) => missing("cuda driver", "it finds no card; runs are on the CPU"),
+            Ok(count) => found("cuda driver", format!("{count} card{}", if count == 1 { "" } else { "s" })),
+            Err(error) => missing("cuda driver", &format!("{error}; runs are on the CPU")),
+        },
         found("local transport", "ranks are threads of this process".to_owned()),
         missing("nccl transport", "this version has none; ranks on several GPUs cannot meet"),
         missing("mpi transport", "this version has none; a run stays on this machine"),
-        missing("optional features", "cuda, nccl and mpi are not in this version, so none can be switched on"),
+        missing("optional features", "nccl and mpi are not in this version, so none can be switched on"),
     ]
 }
 
@@ -104,6 +111,7 @@ fn build() -> Vec<Finding> {
 fn threads_fit(placement: &Placement) -> Finding {
     let what = "threads";
     match placement.cores {
+        _ if placement.device == DeviceKind::Cuda => found(what, format!("{placement}: the card computes")),
         _ if placement.device != DeviceKind::Cpu => found(what, format!("{placement}: one thing at a time")),
         Some(cores) if placement.workers > cores => {
             missing(what, &format!("{placement}: they take turns, and a run is slower than with threads = {cores}"))

@@ -9,7 +9,7 @@ use std::{
 };
 
 use data::Corpus;
-use device::{Machine, Options, Tick};
+use device::{Machine, Options, Tick, cuda::CudaOptions};
 
 use super::{
     detail::{Detail, planned_detail, traced_detail},
@@ -88,7 +88,7 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
     check_outputs(&dir, timeline.as_ref())?;
     // What the measurement of the peak leaves to the allocator is used again below.
     let before = resident_bytes();
-    let machine = machine(config)?;
+    let machine = machine(config, &dir)?;
     let peak = product_peak(&machine, 0)?;
     let mut log = RunLog::start(config, &dir, lines, peak)?;
     log.progress.note(&format!("{} tokens from {} files", corpus.tokens(), corpus.files().len()));
@@ -154,8 +154,11 @@ fn load(config: &Config) -> Result<Corpus, TrainError> {
     })
 }
 
-/// The machine that a configuration asks for.
-fn machine(config: &Config) -> Result<Machine, TrainError> {
+/// Folder of kernels that were compiled for a card.
+const KERNELS: &str = ".kernels";
+
+/// The machine that a configuration asks for. A card's compiled kernels are kept beside the folders of runs.
+fn machine(config: &Config, dir: &Path) -> Result<Machine, TrainError> {
     let device = &config.device;
     let options = Options {
         timeout: Duration::try_from_secs_f64(device.timeout_seconds).unwrap_or(Duration::MAX),
@@ -165,5 +168,9 @@ fn machine(config: &Config) -> Result<Machine, TrainError> {
         DeviceKind::Cpu => Machine::cpu_with(Placement::of(config).workers, options)?,
         DeviceKind::Sim => Machine::sim_with(device.seed, options),
         DeviceKind::Dry => return Err(TrainError::DryHasNoLosses),
+        DeviceKind::Cuda => {
+            let kernel_cache = dir.parent().map(|runs| runs.join(KERNELS));
+            Machine::cuda_with(CudaOptions { kernel_cache, ..CudaOptions::default() }, options)?
+        }
     })
 }

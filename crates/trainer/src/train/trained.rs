@@ -23,7 +23,7 @@ pub struct Placement {
     pub axes: String,
     /// Driver.
     pub device: DeviceKind,
-    /// Threads that compute, all ranks' together.
+    /// Threads that compute, all ranks' together; none where a card computes.
     pub workers: usize,
     /// Cores that the process may use; none where the system does not tell.
     pub cores: Option<usize>,
@@ -39,6 +39,7 @@ impl Placement {
         let workers = match config.device.kind {
             DeviceKind::Cpu => config.device.threads.map_or(cores.unwrap_or(1), |threads| threads as usize),
             DeviceKind::Sim | DeviceKind::Dry => 1,
+            DeviceKind::Cuda => 0,
         };
         Placement {
             ranks: config.ranks().world_size(),
@@ -57,7 +58,11 @@ impl fmt::Display for Placement {
         if !self.axes.is_empty() {
             write!(f, " ({})", self.axes)?;
         }
-        write!(f, " on {}, {} worker thread{}", self.device, self.workers, plural(self.workers))?;
+        write!(f, " on {}", self.device)?;
+        if self.workers == 0 {
+            return Ok(());
+        }
+        write!(f, ", {} worker thread{}", self.workers, plural(self.workers))?;
         match self.cores {
             Some(cores) => write!(f, " on {cores} core{}", plural(cores)),
             None => Ok(()),

@@ -72,6 +72,22 @@ fn a_run_that_cannot_begin_says_why_and_fails() {
 }
 
 #[test]
+fn a_host_without_a_card_is_told_what_is_missing_and_others_train() {
+    let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
+    let (config, run_dir) = (folder.config(), folder.path().join("run"));
+    let [config, run_dir] = [&config, &run_dir].map(|path| path.to_str().unwrap());
+    let output = trainer(&["train", config, "--run-dir", run_dir, "--set", "device.kind=cuda"]);
+    let error = stderr(&output);
+    if output.status.success() {
+        assert!(stdout(&output).contains("on cuda"), "{}", stdout(&output));
+        return;
+    }
+    let missing = ["libcuda", "libnvrtc", "libcublasLt"].iter().any(|library| error.contains(library));
+    assert!(missing && error.contains("install it") || error.contains("card"), "{error}");
+    assert!(!Path::new(run_dir).join("metrics.jsonl").exists(), "nothing was begun");
+}
+
+#[test]
 fn plan_needs_no_data_and_names_every_kind_of_memory() {
     let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
     let output = trainer(&["plan", folder.config().to_str().unwrap(), "--set", "data.path=nothing.txt"]);

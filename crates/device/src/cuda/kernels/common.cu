@@ -51,13 +51,78 @@ __device__ inline void put(const Mat& m, u64 at, float x) {
     else ((float*)m.address)[at] = x;
 }
 
-__device__ inline const float* row_of(const Mat& m, u64 row) { return (const float*)m.address + row * m.pitch; }
-__device__ inline float* row_to(const Mat& m, u64 row) { return (float*)m.address + row * m.pitch; }
+// Place of an element by row and column.
+__device__ inline u64 spot(const Mat& m, u64 row, u64 col) { return row * m.pitch + col; }
 
 // Place of element i, counted row by row.
 __device__ inline u64 place(const Mat& m, u64 i) {
     return m.pitch == m.cols ? i : i / m.cols * m.pitch + i % m.cols;
 }
+
+// Eight neighbours of a row, or fewer at its end.
+#define RUN 8
+struct Run {
+    float at[RUN];
+};
+struct Vec4 {
+    u32 x, y, z, w;
+};
+
+// Whether eight neighbours may be moved at once.
+__device__ inline bool is_wide(const Mat& m) { return m.address % 16 == 0 && m.pitch % RUN == 0; }
+
+// Whether it lies in one piece that runs of eight elements may be moved in, counted from its start.
+__device__ inline bool is_flat(const Mat& m) { return m.address % 16 == 0 && (m.rows <= 1 || m.pitch == m.cols); }
+
+__device__ inline Run get_run(const Mat& m, u64 at, u32 count, bool wide) {
+    Run out;
+    if (wide && count == RUN && m.kind == 1) {
+        Vec4 v = *(const Vec4*)((const unsigned short*)m.address + at);
+        u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            out.at[2 * i] = __uint_as_float(words[i] << 16);
+            out.at[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+        }
+    } else if (wide && count == RUN) {
+        const Vec4* from = (const Vec4*)((const float*)m.address + at);
+        Vec4 low = from[0], high = from[1];
+        u32 words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int i = 0; i < RUN; i++) out.at[i] = __uint_as_float(words[i]);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) out.at[i] = i < count ? get(m, at + i) : 0.0f;
+    }
+    return out;
+}
+
+__device__ inline void put_run(const Mat& m, u64 at, u32 count, bool wide, const Run& run) {
+    if (wide && count == RUN && m.kind == 1) {
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) words[i] = to_bf16(run.at[2 * i]) | (u32)to_bf16(run.at[2 * i + 1]) << 16;
+        *(Vec4*)((unsigned short*)m.address + at) = {words[0], words[1], words[2], words[3]};
+    } else if (wide && count == RUN) {
+        u32 words[8];
+#pragma unroll
+        for (int i = 0; i < RUN; i++) words[i] = __float_as_uint(run.at[i]);
+        Vec4* to = (Vec4*)((float*)m.address + at);
+        to[0] = {words[0], words[1], words[2], words[3]};
+        to[1] = {words[4], words[5], words[6], words[7]};
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) {
+            if (i < count) put(m, at + i, run.at[i]);
+        }
+    }
+}
+
+__device__ inline u32 run_length(u64 cols, u64 c) { return cols - c < RUN ? (u32)(cols - c) : RUN; }
+
+// Runs of a tensor in one piece.
+#define EACH_RUN(i, count) \
+    for (u64 i = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * RUN; i < (count); i += (u64)gridDim.x * blockDim.x * RUN)
 
 #define EACH(i, count) \
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < (count); i += (u64)gridDim.x * blockDim.x)
@@ -80,8 +145,8 @@ struct Keep {
 __device__ inline float keep_factor(const Keep& k) {
     return k.how == 0 ? 0.0f : k.how == 1 ? 1.0f : *(const float*)k.address;
 }
-__device__ inline void accumulate(float* out, float keep, float value) {
-    *out = keep == 0.0f ? value : fmaf(keep, *out, value);
+__device__ inline void accumulate(const Mat& out, u64 at, float keep, float value) {
+    put(out, at, keep == 0.0f ? value : fmaf(keep, get(out, at), value));
 }
 
 // Sums over a block of THREADS, in an order that depends on nothing; every thread gets the total. In f64, so that the

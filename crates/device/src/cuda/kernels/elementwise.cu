@@ -66,3 +66,26 @@ extern "C" __global__ void gelu_backward(Mat dx, Mat x, Mat dy, Post post) {
         put(dx, place(dx, i), get(dy, place(dy, i)) * slope);
     }
 }
+
+// Logistic function of z. Beyond -80 the exponential would be infinite, and the result is 0 to f32 all the same.
+__device__ inline float logistic(float z) { return 1.0f / (1.0f + expf(z < -80.0f ? 80.0f : -z)); }
+
+extern "C" __global__ void swiglu(Mat y, Mat gate, Mat up, Post post) {
+    begin(post);
+    EACH(i, y.rows * y.cols) {
+        float g = get(gate, place(gate, i));
+        put(y, place(y, i), g * logistic(g) * get(up, place(up, i)));
+    }
+}
+
+extern "C" __global__ void swiglu_backward(Mat dgate, Mat dup, Mat gate, Mat up, Mat dy, Post post) {
+    begin(post);
+    EACH(i, dy.rows * dy.cols) {
+        float g = get(gate, place(gate, i)), u = get(up, place(up, i)), d = get(dy, place(dy, i));
+        float e = expf(g < 0.0f ? g : -g), near = 1.0f / (1.0f + e), far = e * near;
+        float s = g < 0.0f ? far : near;
+        put(dup, place(dup, i), d * g * s);
+        // s * (1 - s), without the difference of numbers that are nearly equal.
+        put(dgate, place(dgate, i), d * u * fmaf(g, near * far, s));
+    }
+}

@@ -20,14 +20,32 @@ extern "C" __global__ void adamw(
     float beta2 = (float)betas.beta2, rest2 = (float)(1.0 - betas.beta2);
     float shrink = (float)(1.0 - (double)s[LR] * betas.decay), rate = (float)((double)s[LR] / (double)s[CORRECTION1]);
     float spread = (float)(1.0 / sqrt((double)s[CORRECTION2])), eps = (float)betas.eps, clip = s[CLIP];
-    EACH(i, param.rows * param.cols) {
+    auto step = [&](float& value, float& m1, float& m2, float g) {
+        g *= clip;
+        m1 = fmaf(beta1, m1, rest1 * g);
+        m2 = fmaf(beta2, m2, rest2 * g * g);
+        value = fmaf(value, shrink, -(rate * m1 / fmaf(sqrtf(m2), spread, eps)));
+    };
+    u64 count = param.rows * param.cols;
+    if (is_flat(param) && is_flat(m) && is_flat(v) && is_flat(grad) && is_flat(copy)) {
+        EACH_RUN(i, count) {
+            u32 n = run_length(count, i);
+            Run value = get_run(param, i, n, true);
+            if (!skip) {
+                Run m1 = get_run(m, i, n, true), m2 = get_run(v, i, n, true), g = get_run(grad, i, n, true);
+                for (int j = 0; j < RUN; j++) step(value.at[j], m1.at[j], m2.at[j], g.at[j]);
+                put_run(m, i, n, true, m1);
+                put_run(v, i, n, true, m2);
+                put_run(param, i, n, true, value);
+            }
+            if (has_copy) put_run(copy, i, n, true, value);
+        }
+        return;
+    }
+    EACH(i, count) {
         float* value = (float*)param.address + place(param, i);
         if (!skip) {
-            float *m1 = (float*)m.address + place(m, i), *m2 = (float*)v.address + place(v, i);
-            float g = get(grad, place(grad, i)) * clip;
-            *m1 = fmaf(beta1, *m1, rest1 * g);
-            *m2 = fmaf(beta2, *m2, rest2 * g * g);
-            *value = fmaf(*value, shrink, -(rate * *m1 / fmaf(sqrtf(*m2), spread, eps)));
+            step(*value, *((float*)m.address + place(m, i)), *((float*)v.address + place(v, i)), get(grad, place(grad, i)));
         }
         if (has_copy) put(copy, place(copy, i), *value);
     }
@@ -48,7 +66,7 @@ extern "C" __global__ void advance_adam(Mat step, Mat scalars, u64 skip_flag, Be
 extern "C" __global__ void sum(Mat x, Mat total, Factor by, Post post) {
     begin(post);
     double part = 0.0;
-    for (u64 i = threadIdx.x; i < x.rows * x.cols; i += THREADS) part += ((const float*)x.address)[place(x, i)];
+    for (u64 i = threadIdx.x; i < x.rows * x.cols; i += THREADS) part += get(x, place(x, i));
     double all = block_sum(part);
     if (threadIdx.x == 0) *(float*)total.address = (float)((double)factor(by) * all);
 }
@@ -60,9 +78,16 @@ extern "C" __global__ void squared_norm(Mat x, Mat partials, u64 piece, Post pos
         u64 count = x.rows * x.cols, from = p * piece < count ? p * piece : count;
         u64 to = from + piece < count ? from + piece : count;
         double part = 0.0;
-        for (u64 i = from + threadIdx.x; i < to; i += THREADS) {
-            double value = get(x, i);
-            part += value * value;
+        if (is_flat(x) && from % RUN == 0) {
+            for (u64 i = from + threadIdx.x * RUN; i < to; i += THREADS * RUN) {
+                Run value = get_run(x, i, run_length(to, i), true);
+                for (int j = 0; j < RUN; j++) part += (double)value.at[j] * (double)value.at[j];
+            }
+        } else {
+            for (u64 i = from + threadIdx.x; i < to; i += THREADS) {
+                double value = get(x, place(x, i));
+                part += value * value;
+            }
         }
         double all = block_sum(part);
         if (threadIdx.x == 0) ((float*)partials.address)[p] = (float)all;

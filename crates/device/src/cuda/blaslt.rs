@@ -1,0 +1,299 @@
+//! Products through cuBLASLt: for each shape an algorithm is chosen once, and then only run.
+
+use std::{
+    collections::HashMap,
+    ffi::{CStr, c_char, c_void},
+    ptr,
+    sync::{Arc, Mutex},
+};
+
+use cudarc::cublaslt::sys;
+
+use super::{
+    CudaError,
+    card::{RawStream, lock},
+    product::{Beta, Follow, Matrix, Product, ProductShape},
+    workspace::Workspace,
+};
+use crate::DType;
+
+/// The library, opened for one card.
+pub(super) struct BlasLt {
+    handle: sys::cublasLtHandle_t,
+    /// None: the library has no algorithm for it.
+    plans: Mutex<HashMap<ProductShape, Option<Arc<Plan>>>>,
+}
+
+// SAFETY: the library takes one handle from any thread, also from several at a time.
+unsafe impl Send for BlasLt {}
+// SAFETY: as above.
+unsafe impl Sync for BlasLt {}
+
+/// How products of one shape are computed.
+pub(super) struct Plan {
+    a: Layout,
+    b: Layout,
+    c: Layout,
+    d: Layout,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    /// Bytes that the algorithm works in.
+    pub(super) workspace: usize,
+}
+
+/// What an algorithm may work in, at most: as much as the library's makers advise for these cards.
+pub(super) const WORKSPACE: usize = 32 << 20;
+
+impl BlasLt {
+    /// The card's context is current.
+    pub(super) fn open() -> Result<BlasLt, CudaError> {
+        // SAFETY: opens a library that is made to be opened this way.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::Missing { library: "libcublasLt", what_for: "CUDA's products, in the toolkit" });
+        }
+        let mut handle = ptr::null_mut();
+        // SAFETY: the library is there; writes one handle.
+        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut handle) })?;
+        Ok(BlasLt { handle, plans: Mutex::default() })
+    }
+
+    /// The plan for `shape`; none where the library has no algorithm. The card's context is current.
+    pub(super) fn plan(&self, shape: &ProductShape) -> Result<Option<Arc<Plan>>, CudaError> {
+        let mut plans = lock(&self.plans);
+        if let Some(plan) = plans.get(shape) {
+            return Ok(plan.clone());
+        }
+        let plan = self.choose(shape)?.map(Arc::new);
+        plans.insert(*shape, plan.clone());
+        Ok(plan)
+    }
+
+    fn choose(&self, shape: &ProductShape) -> Result<Option<Plan>, CudaError> {
+        let (preference, mut found, mut count) = (Preference::new(shape)?, empty_result(), 0);
+        // In the library's order of columns a matrix of ours is transposed, so the product is that of b and a.
+        let layouts = [&shape.b, &shape.a, &shape.c, &shape.d].map(Layout::new);
+        let [b, a, c, d] = layouts;
+        let (a, b, c, d) = (a?, b?, c?, d?);
+        let description = Description::new(shape, 0, 0)?;
+        // SAFETY: all descriptions live; there is room for the one result that is asked for.
+        let code = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                description.0,
+                b.0,
+                a.0,
+                c.0,
+                d.0,
+                preference.0,
+                1,
+                &mut found,
+                &mut count,
+            )
+        };
+        match code {
+            sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED | sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE => {
+                return Ok(None);
+            }
+            code => check("cublasLtMatmulAlgoGetHeuristic", code)?,
+        }
+        let usable = count > 0 && found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
+        Ok(usable.then(|| Plan { a, b, c, d, algorithm: found.algo, workspace: found.workspaceSize }))
+    }
+
+    /// Queues `product` in `stream`, which may be one that captures. The context is current, the workspace is as large
+    /// as the plan says and used by nothing that may run at the same time.
+    pub(super) fn run(
+        &self,
+        product: &Product,
+        plan: &Plan,
+        stream: RawStream,
+        workspace: Option<&Workspace>,
+    ) -> Result<(), CudaError> {
+        let description = Description::new(&product.shape, product.bias, product.aux)?;
+        let (one, zero) = (1.0f32, 0.0f32);
+        let host = |value: &f32| ptr::from_ref(value).cast::<c_void>();
+        let (alpha, beta) = match product.beta {
+            Beta::Zero => (host(&one), host(&zero)),
+            Beta::One => (host(&one), host(&one)),
+            Beta::Device(beta) => {
+                let workspace = workspace.expect("BUG: factors on the device without a workspace");
+                (workspace.one() as *const c_void, beta as *const c_void)
+            }
+        };
+        let scratch = workspace.filter(|_| plan.workspace > 0).map_or(0, Workspace::scratch);
+        // SAFETY: the layouts describe the matrices at these addresses (`Product`), which whoever submitted the
+        // operation keeps until the stream has passed it; factors on the host are read before the call returns.
+        let code = unsafe {
+            sys::cublasLtMatmul(
+                self.handle,
+                description.0,
+                alpha,
+                product.b as *const c_void,
+                plan.b.0,
+                product.a as *const c_void,
+                plan.a.0,
+                beta,
+                product.c as *const c_void,
+                plan.c.0,
+                product.d as *mut c_void,
+                plan.d.0,
+                &plan.algorithm,
+                scratch as *mut c_void,
+                plan.workspace,
+                stream.0.cast(),
+            )
+        };
+        check("cublasLtMatmul", code)
+    }
+
+    /// Gives the handle back; plans hold none of it. The card's context is current.
+    pub(super) fn close(&self) {
+        lock(&self.plans).clear();
+        // SAFETY: made in `open`; the card that owns this calls it once, when nothing is on its way.
+        let _ = unsafe { sys::cublasLtDestroy(self.handle) };
+    }
+}
+
+fn empty_result() -> sys::cublasLtMatmulHeuristicResult_t {
+    sys::cublasLtMatmulHeuristicResult_t {
+        algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+        workspaceSize: 0,
+        state: sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+        wavesCount: 0.0,
+        reserved: [0; 4],
+    }
+}
+
+const fn data_type(dtype: DType) -> sys::cudaDataType_t {
+    match dtype {
+        DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
+        DType::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+        DType::I32 => sys::cudaDataType_t::CUDA_R_32I,
+    }
+}
+
+struct Layout(sys::cublasLtMatrixLayout_t);
+
+// SAFETY: a description that is only read after it was made.
+unsafe impl Send for Layout {}
+// SAFETY: as above.
+unsafe impl Sync for Layout {}
+
+impl Layout {
+    fn new(m: &Matrix) -> Result<Layout, CudaError> {
+        let mut layout = ptr::null_mut();
+        // SAFETY: writes one handle.
+        let code =
+            unsafe { sys::cublasLtMatrixLayoutCreate(&mut layout, data_type(m.dtype), m.cols, m.rows, m.pitch as i64) };
+        check("cublasLtMatrixLayoutCreate", code).map(|()| Layout(layout))
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, destroyed once.
+        let _ = unsafe { sys::cublasLtMatrixLayoutDestroy(self.0) };
+    }
+}
+
+/// What is computed, apart from sizes.
+struct Description(sys::cublasLtMatmulDesc_t);
+
+impl Description {
+    fn new(shape: &ProductShape, bias: u64, aux: u64) -> Result<Description, CudaError> {
+        use sys::{cublasLtEpilogue_t as E, cublasLtMatmulDescAttributes_t as Set};
+        let mut raw = ptr::null_mut();
+        // No TF32: sums and factors of f32 are f32.
+        let (compute, scale) = (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F);
+        // SAFETY: writes one handle.
+        check("cublasLtMatmulDescCreate", unsafe { sys::cublasLtMatmulDescCreate(&mut raw, compute, scale) })?;
+        let own = Description(raw);
+        // 0 is as stored, 1 transposed.
+        own.set(Set::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(shape.trans.b()))?;
+        own.set(Set::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(shape.trans.a()))?;
+        if shape.device_factors {
+            let mode = sys::cublasLtPointerMode_t::CUBLASLT_POINTER_MODE_DEVICE;
+            own.set(Set::CUBLASLT_MATMUL_DESC_POINTER_MODE, mode as i32)?;
+        }
+        let (epilogue, bias_type, pitch) = match shape.follow {
+            Follow::Nothing => (E::CUBLASLT_EPILOGUE_DEFAULT, None, None),
+            Follow::Bias(dtype) => (E::CUBLASLT_EPILOGUE_BIAS, Some(dtype), None),
+            Follow::BiasGelu(dtype, pitch) => (E::CUBLASLT_EPILOGUE_GELU_AUX_BIAS, Some(dtype), Some(pitch)),
+            Follow::GeluSlope(pitch) => (E::CUBLASLT_EPILOGUE_DGELU, None, Some(pitch)),
+        };
+        own.set(Set::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
+        if let Some(dtype) = bias_type {
+            own.set(Set::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(dtype) as i32)?;
+            own.set(Set::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+        }
+        if let Some(pitch) = pitch {
+            own.set(Set::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, pitch as i64)?;
+            own.set(Set::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux)?;
+        }
+        Ok(own)
+    }
+
+    fn set<T>(&self, which: sys::cublasLtMatmulDescAttributes_t, value: T) -> Result<(), CudaError> {
+        // SAFETY: the description lives; each attribute is given a value of its type, which is copied.
+        let code =
+            unsafe { sys::cublasLtMatmulDescSetAttribute(self.0, which, ptr::from_ref(&value).cast(), size_of::<T>()) };
+        check("cublasLtMatmulDescSetAttribute", code)
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, destroyed once.
+        let _ = unsafe { sys::cublasLtMatmulDescDestroy(self.0) };
+    }
+}
+
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new(shape: &ProductShape) -> Result<Preference, CudaError> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Set;
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one handle.
+        check("cublasLtMatmulPreferenceCreate", unsafe { sys::cublasLtMatmulPreferenceCreate(&mut raw) })?;
+        let own = Preference(raw);
+        own.set(Set::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE)?;
+        // Parts of a sum, if it is cut, are added in f32 and in order: results do not depend on who comes first.
+        let reduction = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        own.set(Set::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction as u32)?;
+        own.set(Set::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape.b.align)?;
+        own.set(Set::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape.a.align)?;
+        own.set(Set::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape.c.align)?;
+        own.set(Set::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape.d.align)?;
+        Ok(own)
+    }
+
+    fn set<T>(&self, which: sys::cublasLtMatmulPreferenceAttributes_t, value: T) -> Result<(), CudaError> {
+        // SAFETY: the preference lives; each attribute is given a value of its type, which is copied.
+        let code = unsafe {
+            sys::cublasLtMatmulPreferenceSetAttribute(self.0, which, ptr::from_ref(&value).cast(), size_of::<T>())
+        };
+        check("cublasLtMatmulPreferenceSetAttribute", code)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, destroyed once.
+        let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
+    }
+}
+
+fn check(call: &'static str, code: sys::cublasStatus_t) -> Result<(), CudaError> {
+    if code == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+        return Ok(());
+    }
+    let text = |get: unsafe fn(sys::cublasStatus_t) -> *const c_char| {
+        // SAFETY: `get` gives a text that lives as long as the library, or null.
+        unsafe {
+            let text = get(code);
+            if text.is_null() { "unknown".to_owned() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+        }
+    };
+    let (name, text) = (text(sys::cublasLtGetStatusName), text(sys::cublasLtGetStatusString));
+    Err(CudaError::Call { call, code: code as u32, name, text })
+}

@@ -1,0 +1,57 @@
+//! What reads token ids.
+
+use super::{factor, keep};
+use crate::{
+    Access, Kernel,
+    cuda::launch::{Call, Value},
+    ops::{EmbeddingGradSpec, Old, Place, Vocab},
+};
+
+pub(super) fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
+    let at = |index: usize| &accesses[index].view;
+    let mat = |index: usize| Value::matrix(at(index));
+    match kernel {
+        Kernel::Embedding(spec) => {
+            let positions = spec.seq_len.map_or(Value::no_matrix(), |_| mat(3));
+            let mut values = vec![mat(0), mat(1), mat(2), positions];
+            values.extend(vocab(spec.vocab));
+            values.push(Value::words([spec.seq_len.unwrap_or(0) as u64]));
+            Call::over("embedding", at(2).numel(), values)
+        }
+        Kernel::PositionGrad(spec) => {
+            let values = vec![mat(0), mat(1), Value::words([spec.seq_len as u64]), keep(spec.old, accesses)];
+            Call::over("position_grad", at(1).numel(), values)
+        }
+        Kernel::CrossEntropy(spec) => {
+            let logits = mat(if spec.place == Place::InPlace { 0 } else { 3 });
+            let values = vec![mat(0), mat(1), mat(2), logits, factor(spec.scale, accesses)];
+            Call::blocks("cross_entropy", at(0).row_count(), values)
+        }
+        Kernel::VocabPartials(spec) => {
+            let values = (0..5).map(mat).chain(vocab(spec.vocab)).collect();
+            Call::blocks("vocab_partials", at(0).row_count(), values)
+        }
+        Kernel::VocabRescale(_) => Call::over("vocab_rescale", at(0).numel(), (0..3).map(mat).collect()),
+        Kernel::VocabFinish(spec) => {
+            let logits = mat(if spec.place == Place::InPlace { 0 } else { 6 });
+            let mut values: Vec<Value> = (0..6).map(mat).chain([logits]).chain(vocab(spec.vocab)).collect();
+            values.push(factor(spec.scale, accesses));
+            Call::blocks("vocab_finish", at(0).row_count(), values)
+        }
+        other => unreachable!("BUG: {other:?} has other steps"),
+    }
+}
+
+fn vocab(vocab: Vocab) -> [Value; 2] {
+    [vocab.size, vocab.start].map(|size| Value::words([size as u64]))
+}
+
+/// First what the table keeps, unless that is all of it; then the rows.
+pub(super) fn embedding_grad(spec: &EmbeddingGradSpec, accesses: &[Access]) -> Vec<Call> {
+    let mat = |index: usize| Value::matrix(&accesses[index].view);
+    let (dy, table) = (&accesses[1].view, &accesses[2].view);
+    let kept = Call::over("embedding_keep", table.numel(), vec![mat(2), keep(spec.old, accesses)]);
+    let values = (0..3).map(mat).chain(vocab(spec.vocab)).collect();
+    let added = Call::blocks("embedding_grad", dy.row_count(), values);
+    if spec.old == Old::Add { vec![added] } else { vec![kept, added] }
+}

@@ -1,0 +1,144 @@
+//! What is launched for a request: kernels of ours and products of the library, one behind the other.
+
+use std::{ptr, sync::Arc};
+
+use cudarc::driver::sys;
+
+use super::{
+    CudaError,
+    blaslt::Plan,
+    card::{Card, RawStream},
+    fault::Post,
+    launch::{self, Call},
+    product::Product,
+    requests,
+    workspace::Workspace,
+};
+use crate::{Access, Kernel};
+
+/// What a request becomes before it is known what the library can do.
+pub(super) enum Step {
+    Call(Call),
+    /// A product by the library with what follows it, and what is done where the library has no algorithm.
+    Product {
+        product: Box<Product>,
+        then: Option<Call>,
+        otherwise: Box<Step>,
+    },
+}
+
+/// A step that is settled.
+pub(super) enum Launchable {
+    Call(Call),
+    Product(Box<Product>, Arc<Plan>),
+}
+
+/// What runs for `kernel` on this card. Algorithms are chosen here, once for each shape. The context is current.
+pub(super) fn settle(card: &Card, kernel: &Kernel, accesses: &[Access]) -> Result<Vec<Launchable>, CudaError> {
+    let mut settled = Vec::with_capacity(2);
+    requests::steps(kernel, accesses).into_iter().try_for_each(|step| settle_one(card, step, &mut settled))?;
+    Ok(settled)
+}
+
+fn settle_one(card: &Card, step: Step, settled: &mut Vec<Launchable>) -> Result<(), CudaError> {
+    match step {
+        Step::Call(call) => settled.push(Launchable::Call(call)),
+        Step::Product { product, then, otherwise } => {
+            let blas = card.products()?.filter(|_| product.is_allowed());
+            match blas.map(|blas| blas.plan(&product.shape)).transpose()?.flatten() {
+                Some(plan) => {
+                    settled.push(Launchable::Product(product, plan));
+                    settled.extend(then.map(Launchable::Call));
+                }
+                None => settle_one(card, *otherwise, settled)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Launchable {
+    /// Bytes to work in; none: it needs no workspace at all.
+    pub(super) fn scratch(&self) -> Option<usize> {
+        match self {
+            Launchable::Call(call) => call.scratch.map(|scratch| scratch.bytes),
+            Launchable::Product(product, plan) => {
+                (plan.workspace > 0 || product.shape.device_factors).then_some(plan.workspace)
+            }
+        }
+    }
+
+    /// Queues it as a part of operation `operation` of whoever owns `post`. The context is current.
+    pub(super) fn launch(
+        &self,
+        card: &Card,
+        stream: RawStream,
+        post: &Post,
+        operation: u64,
+        workspace: Option<&Workspace>,
+    ) -> Result<(), CudaError> {
+        match self {
+            Launchable::Call(call) => launch::launch(card, stream, call, post, operation, workspace),
+            Launchable::Product(product, plan) => {
+                let blas = card.products()?.expect("BUG: a plan without the library");
+                blas.run(product, plan, stream, workspace)
+            }
+        }
+    }
+
+    /// Adds it as a node; the same otherwise. What a product launches is the library's matter, so it is captured into a
+    /// graph of its own, which becomes the node.
+    pub(super) fn add_node(
+        &self,
+        card: &Card,
+        at: &Place<'_>,
+        post: &Post,
+        operation: u64,
+        workspace: Option<&Workspace>,
+    ) -> Result<sys::CUgraphNode, CudaError> {
+        if let Launchable::Call(call) = self {
+            return launch::add_node(card, at, call, post, operation, workspace);
+        }
+        let child = Captured::new(card, at.side, || self.launch(card, at.side, post, operation, workspace))?;
+        let (mut node, first, count) = (ptr::null_mut(), at.behind.as_ptr(), at.behind.len());
+        // SAFETY: `behind` are nodes of the graph; the child is copied.
+        let code = unsafe { sys::cuGraphAddChildGraphNode(&mut node, at.graph, first, count, child.0) };
+        card.check("cuGraphAddChildGraphNode", code).map(|()| node)
+    }
+}
+
+/// Where a node goes.
+pub(super) struct Place<'a> {
+    pub(super) graph: sys::CUgraph,
+    /// Nodes of it that come first.
+    pub(super) behind: &'a [sys::CUgraphNode],
+    /// Captures what is not known as a node.
+    pub(super) side: RawStream,
+}
+
+/// What was queued in a stream while it captured.
+struct Captured(sys::CUgraph);
+
+impl Captured {
+    fn new(card: &Card, side: RawStream, queue: impl FnOnce() -> Result<(), CudaError>) -> Result<Captured, CudaError> {
+        // So that calls of other threads neither break the capture nor are refused because of it.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is used by nobody else, and the capture ends below.
+        card.check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(side.0, mode) })?;
+        let queued = queue();
+        let mut graph = ptr::null_mut();
+        // SAFETY: this thread began the capture; writes one handle, null if the capture is broken.
+        let ended = card.check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(side.0, &mut graph) });
+        let captured = Captured(graph);
+        queued.and(ended).map(|()| captured)
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: made by the capture, destroyed once.
+            let _ = unsafe { sys::cuGraphDestroy(self.0) };
+        }
+    }
+}

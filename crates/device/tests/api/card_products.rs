@@ -1,0 +1,211 @@
+//! Products on a card against their twins on the host and sums in f64: by the library, and by the kernel that stands in
+//! where the library has no algorithm.
+
+use device::{cuda::Products, ops::*, *};
+
+use super::{
+    capture_graphs::{executable, order},
+    card_bench::{Bench, LIES, Lie, Tensor, Want, close_by, values},
+    card_kernels::{gelu, gelu_slope},
+    drivers::{card_turn, cuda},
+};
+
+/// What follows a product, with what it starts from.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum After {
+    Overwrite,
+    Add,
+    /// A factor on the device; 0 over what was never written.
+    Keep(f32),
+    Bias,
+    BiasGelu,
+    Residual,
+    BiasResidual,
+    GeluBackward,
+}
+
+const AFTER: [After; 9] = [
+    After::Overwrite,
+    After::Add,
+    After::Keep(0.0),
+    After::Keep(0.25),
+    After::Bias,
+    After::BiasGelu,
+    After::Residual,
+    After::BiasResidual,
+    After::GeluBackward,
+];
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    sizes: [usize; 3],
+    trans: Trans,
+    after: After,
+    lie: Lie,
+    /// Of the factors and all else, and of the result.
+    types: [DType; 2],
+}
+
+/// Odd ones, some with a single row or column, and some that kernels like.
+const SIZES: [[usize; 3]; 6] = [[1, 1, 1], [5, 7, 3], [1, 130, 65], [67, 130, 93], [192, 128, 64], [96, 257, 1000]];
+
+impl Case {
+    fn all(types: [DType; 2]) -> Vec<Case> {
+        let ways = [Trans::Nn, Trans::Nt, Trans::Tn, Trans::Tt];
+        let each = SIZES.into_iter().flat_map(|sizes| ways.map(|trans| (sizes, trans)));
+        let each = each.flat_map(|(sizes, trans)| LIES.map(|lie| (sizes, trans, lie)));
+        let all = each.flat_map(|(sizes, trans, lie)| AFTER.map(|after| Case { sizes, trans, after, lie, types }));
+        // What follows a product is the same whichever way its factors are stored.
+        let plain = |case: &Case| matches!(case.after, After::Overwrite | After::Add | After::Keep(_));
+        let mixed = types[0] != types[1];
+        all.filter(|case| plain(case) || (!mixed && matches!(case.trans, Trans::Nt | Trans::Nn))).collect()
+    }
+
+    fn stored(&self) -> [[usize; 2]; 2] {
+        let [m, n, k] = self.sizes;
+        let (ta, tb) = (matches!(self.trans, Trans::Tn | Trans::Tt), matches!(self.trans, Trans::Nt | Trans::Tt));
+        [if ta { [k, m] } else { [m, k] }, if tb { [n, k] } else { [k, n] }]
+    }
+
+    fn factors(&self) -> [Vec<f32>; 2] {
+        let [m, n, k] = self.sizes;
+        [values(self.types[0], 1, m * k), values(self.types[0], 2, k * n)]
+    }
+
+    fn bias(&self) -> Vec<f32> {
+        values(self.types[0], 3, self.sizes[1])
+    }
+
+    /// What c holds, or is added, or what the activation had taken.
+    fn other(&self, dtype: DType) -> Vec<f32> {
+        values(dtype, 4, self.sizes[0] * self.sizes[1])
+    }
+
+    fn want(&self) -> Vec<Want> {
+        let [m, n, k] = self.sizes;
+        let [[_, wide_a], [_, wide_b]] = self.stored();
+        let ([a, b], bias, [other, old]) = (self.factors(), self.bias(), self.types.map(|dtype| self.other(dtype)));
+        let (ta, tb) = (matches!(self.trans, Trans::Tn | Trans::Tt), matches!(self.trans, Trans::Nt | Trans::Tt));
+        let (mut c, mut pre) = (Vec::new(), Vec::new());
+        for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+            let a = |l: usize| f64::from(a[if ta { l * wide_a + i } else { i * wide_a + l }]);
+            let b = |l: usize| f64::from(b[if tb { j * wide_b + l } else { l * wide_b + j }]);
+            let sum: f64 = (0..k).map(|l| a(l) * b(l)).sum();
+            let [bias, other, old] = [bias[j], other[i * n + j], old[i * n + j]].map(f64::from);
+            pre.push(sum + bias);
+            c.push(match self.after {
+                After::Overwrite => sum,
+                After::Add => sum + old,
+                After::Keep(0.0) => sum,
+                After::Keep(keep) => sum + f64::from(keep) * old,
+                After::Bias => sum + bias,
+                After::BiasGelu => gelu(sum + bias),
+                After::Residual => sum + other,
+                After::BiasResidual => sum + bias + other,
+                After::GeluBackward => sum * gelu_slope(other),
+            });
+        }
+        let mut want = vec![Want::new(format!("c of {self:?}"), c)];
+        if self.after == After::BiasGelu {
+            want.push(Want::new(format!("pre of {self:?}"), pre));
+        }
+        want
+    }
+
+    fn run(&self, b: &Bench) -> Vec<Tensor> {
+        let [m, n, _] = self.sizes;
+        let [dtype, result] = self.types;
+        let make = |shape: &[usize], values: &[f32]| b.input(shape, dtype, self.lie, values);
+        let ([sa, sb], [va, vb]) = (self.stored(), self.factors());
+        let (a, right) = (make(&sa, &va), make(&sb, &vb));
+        let bias = b.input(&[n], dtype, Lie::Whole, &self.bias()).view;
+        let other = make(&[m, n], &self.other(dtype));
+        let fresh = matches!(self.after, After::Add) || matches!(self.after, After::Keep(keep) if keep != 0.0);
+        let c = match fresh {
+            true => b.input(&[m, n], result, self.lie, &self.other(result)),
+            false => b.output(&[m, n], result, self.lie),
+        };
+        let pre = b.output(&[m, n], dtype, self.lie);
+        let keep = b.vector(&[if let After::Keep(keep) = self.after { keep } else { 1.0 }]);
+        let finish = match self.after {
+            After::Overwrite => Finish::Into(Accumulate::Overwrite),
+            After::Add => Finish::Into(Accumulate::Add),
+            After::Keep(_) => Finish::Into(Accumulate::Keep(&keep)),
+            After::Bias => Finish::Bias(&bias),
+            After::BiasGelu => Finish::BiasGelu { bias: &bias, pre: &pre.view },
+            After::Residual => Finish::Residual { bias: None, r: &other.view },
+            After::BiasResidual => Finish::Residual { bias: Some(&bias), r: &other.view },
+            After::GeluBackward => Finish::GeluBackward { pre: &other.view },
+        };
+        b.run(Gemm { a: &a.view, b: &right.view, c: &c.view, trans: self.trans, finish }.op("test"));
+        if self.after == After::BiasGelu { vec![c, pre] } else { vec![c] }
+    }
+}
+
+fn all_are_close(products: Products, types: [DType; 2]) {
+    let cases = Case::all(types);
+    let want: Vec<Want> = cases.iter().flat_map(Case::want).collect();
+    close_by(products, &want, |b| cases.iter().flat_map(|case| case.run(b)).collect());
+}
+
+#[test]
+fn products_by_the_library_are_as_exact_as_on_the_host() {
+    all_are_close(Products::CuBlasLt, [DType::F32; 2]);
+}
+
+#[test]
+fn products_by_our_kernel_are_as_exact_as_on_the_host() {
+    all_are_close(Products::Own, [DType::F32; 2]);
+}
+
+#[test]
+fn products_of_bf16_by_the_library_are_those_of_f32_rounded() {
+    all_are_close(Products::CuBlasLt, [DType::Bf16; 2]);
+}
+
+#[test]
+fn products_of_bf16_by_our_kernel_are_those_of_f32_rounded() {
+    all_are_close(Products::Own, [DType::Bf16; 2]);
+}
+
+#[test]
+fn weight_gradients_from_bf16_are_f32() {
+    all_are_close(Products::CuBlasLt, [DType::Bf16, DType::F32]);
+    all_are_close(Products::Own, [DType::Bf16, DType::F32]);
+}
+
+/// Branches of a graph that work in memory of the library's, and products one behind the other in the same.
+#[test]
+fn a_graph_of_products_gives_the_bits_of_its_eager_twin() {
+    let _turn = card_turn();
+    let machine = cuda().machine();
+    let run = |replay: bool| {
+        let b = Bench::new(&machine);
+        let side = b.device.stream("side").unwrap();
+        let [m, n, k] = [384, 512, 4096];
+        let make = |seed, shape: &[usize]| {
+            b.holding(shape, DType::F32, Lie::Whole, &values(DType::F32, seed, shape.iter().product()))
+        };
+        let (a, w, keep) = (make(1, &[m, k]).view, make(2, &[n, k]).view, b.vector(&[0.5]));
+        let outputs: Vec<View> = (3..7).map(|seed| make(seed, &[m, n]).view).collect();
+        let submit = || {
+            order(&b.stream, &side, "fork");
+            for (at, c) in outputs.iter().enumerate() {
+                let into = if at < 2 { Accumulate::Keep(&keep) } else { Accumulate::Add };
+                let product = Gemm { a: &a, b: &w, c, trans: Trans::Nt, finish: Finish::Into(into) };
+                let stream = if at % 2 == 0 { &b.stream } else { &side };
+                stream.launch(product.op("test").unwrap()).unwrap();
+                stream.launch(Gelu { x: c, y: c }.op("test").unwrap()).unwrap();
+            }
+            order(&side, &b.stream, "join");
+        };
+        let exec = replay.then(|| executable(&b.stream, submit));
+        for _ in 0..5 {
+            exec.as_ref().map_or_else(submit, |exec| b.stream.launch_graph(exec).unwrap());
+        }
+        outputs.iter().map(|c| b.get::<f32>(c).into_iter().map(f32::to_bits).collect()).collect::<Vec<Vec<u32>>>()
+    };
+    let eager = run(false);
+    assert_eq!(eager, run(false), "eager, twice");
+    assert_eq!(eager, run(true), "eager and replayed");
+}
