@@ -62,10 +62,11 @@ fn replay(rank: &Rank, gates: GateMode, limit: Duration) -> Result<(), Caught> {
     let config = DdpConfig {
         post_gather: Some(Arc::new(move |on, values| {
             let (told, numel) = (told.clone(), values.numel());
-            let behind = move |_: &mut device::Args<'_>| match numel {
-                256 => told.wait(|seen| &seen.first_layer_computes, limit),
-                384 => Ok(told.last_bucket_is_gathered.store(told.armed.load(SeqCst), SeqCst)),
-                _ => Ok(()),
+            let behind = move |_: &mut device::Args<'_>| {
+                if numel == 384 {
+                    told.last_bucket_is_gathered.store(told.armed.load(SeqCst), SeqCst);
+                }
+                if numel == 256 { told.wait(|seen| &seen.first_layer_computes, limit) } else { Ok(()) }
             };
             Ok(on.launch(Op::host("behind a gather", "test", vec![Access::read(values)], behind))?)
         })),

@@ -131,7 +131,8 @@ fn replicas_in_an_order_that_leaves_peers_with_other_shards_are_refused_by_name(
                 // Kept until all that it has submitted is done.
                 let worker = Worker::new(&rank, &program, "m")?;
                 rank.device.synchronize()?;
-                Ok(drop(worker))
+                drop(worker);
+                Ok(())
             }
             false => Ok::<_, Caught>(ProcessGroups::build(&rank, &program.plan(), &program.needs()).map(drop)?),
         })

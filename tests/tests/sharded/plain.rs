@@ -10,8 +10,11 @@ use super::{
     worker::Worker,
 };
 
-/// The trace of a few steps and an evaluation as text, what every rank has allocated, and its bits.
-fn run(program: &Program, machine: &Machine) -> (String, Vec<(Vec<MemoryUse>, Vec<u32>)>) {
+/// What a rank has allocated, and its bits.
+type OfRank = (Vec<MemoryUse>, Vec<u32>);
+
+/// The trace of a few steps and an evaluation as text, and what every rank has.
+fn run(program: &Program, machine: &Machine) -> (String, Vec<OfRank>) {
     machine.trace_start();
     let ran = local(machine, program.world(), |rank| -> Result<_, Caught> {
         let mut worker = Worker::prepared(&rank, program, "m")?;
