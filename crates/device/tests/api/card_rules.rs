@@ -18,18 +18,18 @@ use super::{
 fn a_kernel_that_a_card_does_not_have_is_refused_by_name() {
     let _turn = card_turn();
     let (device, stream) = open(&cuda().machine(), 0, "compute");
-    let m = |label| device.alloc(label, &[4, 4], DType::F32, MemoryKind::Other).unwrap();
-    let (a, b, c) = (m("a"), m("b"), m("c"));
-    let product = || {
-        Gemm { a: &a, b: &b, c: &c, trans: Trans::Nt, finish: Finish::Into(Accumulate::Overwrite) }
-            .op("h3.mlp.up")
-            .unwrap()
+    let m = |label, shape: &[usize]| device.alloc(label, shape, DType::F32, MemoryKind::Other).unwrap();
+    let ([q, k, v, o], lse) = (["q", "k", "v", "o"].map(|label| m(label, &[4, 300])), m("lse", &[1, 1, 4]));
+    // Heads wider than any function takes.
+    let attention = || {
+        let attention = Attention { q: &q, k: &k, v: &v, o: &o, lse: &lse, head_dim: 300, seq_len: 4, scale: 0.1 };
+        attention.op("h3.attn").unwrap()
     };
     let text =
-        "gemm@h3.mlp.up: driver 'cuda' has no kernel for it; write it as a host operation, or use another driver";
-    assert_eq!(stream.launch(product()).unwrap_err().to_string(), text);
+        "attention@h3.attn: driver 'cuda' has no kernel for it; write it as a host operation, or use another driver";
+    assert_eq!(stream.launch(attention()).unwrap_err().to_string(), text);
     // In a capture too, and it breaks none.
-    let graph = captured(&stream, || assert_eq!(stream.launch(product()).unwrap_err().to_string(), text));
+    let graph = captured(&stream, || assert_eq!(stream.launch(attention()).unwrap_err().to_string(), text));
     assert_eq!(graph.node_count(), 0);
     stream.synchronize().unwrap();
 }

@@ -66,11 +66,13 @@ template <int ROWS> __device__ inline void scores(float (&out)[ROWS][ROWS], cons
     }
 }
 
-// sum += p b over SIDE rows of b. p is [SIDE][SIDE + 1]; transposed, its columns are the thread's rows.
+// sum += p b over SIDE rows of b, whose products are added up first, so that an error does not grow with every row. p is
+// [SIDE][SIDE + 1]; transposed, its columns are the thread's rows.
 template <int ROWS, int COLS>
 __device__ inline void gather(float (&sum)[ROWS][COLS], const float* p, bool transposed, const float* b, u32 d) {
     const u32 side = 16 * ROWS;
     u32 ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+    float part[ROWS][COLS] = {};
     for (u32 l = 0; l < side; l++) {
         float pv[ROWS];
 #pragma unroll
@@ -82,8 +84,13 @@ __device__ inline void gather(float (&sum)[ROWS][COLS], const float* p, bool tra
         for (int j = 0; j < COLS; j++) {
             float bv = tx + 16 * j < d ? b[l * (d + 1) + tx + 16 * j] : 0.0f;
 #pragma unroll
-            for (int i = 0; i < ROWS; i++) sum[i][j] = fmaf(pv[i], bv, sum[i][j]);
+            for (int i = 0; i < ROWS; i++) part[i][j] = fmaf(pv[i], bv, part[i][j]);
         }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+        for (int j = 0; j < COLS; j++) sum[i][j] += part[i][j];
     }
 }
 

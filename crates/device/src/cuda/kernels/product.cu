@@ -1,4 +1,5 @@
-// Products without the library: for what it does not take, and as its slow twin. Sums in f32, over k in order.
+// Products without the library: for what it does not take, and as its slow twin. Sums in f32, over k in order: DEPTH terms
+// at a time, so that an error does not grow with every term.
 
 #define SIDE 64
 #define DEPTH 16
@@ -53,13 +54,17 @@ extern "C" __global__ void product(Mat a, Mat b, Mat c, Mat bias, Mat other, u64
                 bs[bk][bc] = !there ? 0.0f : get(b, tb ? spot(b, col0 + bc, k0 + bk) : spot(b, k0 + bk, col0 + bc));
             }
             __syncthreads();
+            float part[4][4] = {};
             for (u32 l = 0; l < DEPTH; l++) {
                 float av[4], bv[4];
                 for (u32 i = 0; i < 4; i++) av[i] = as[l][ty * 4 + i];
                 for (u32 j = 0; j < 4; j++) bv[j] = bs[l][tx + 16 * j];
                 for (u32 i = 0; i < 4; i++) {
-                    for (u32 j = 0; j < 4; j++) sum[i][j] = fmaf(av[i], bv[j], sum[i][j]);
+                    for (u32 j = 0; j < 4; j++) part[i][j] = fmaf(av[i], bv[j], part[i][j]);
                 }
+            }
+            for (u32 i = 0; i < 4; i++) {
+                for (u32 j = 0; j < 4; j++) sum[i][j] += part[i][j];
             }
         }
         for (u32 i = 0; i < 4; i++) {
