@@ -278,8 +278,9 @@ impl Lease {
         Ok(self.clique.as_ref().expect("BUG: a lease without a clique"))
     }
 
-    /// Stops all that waits in it. Threads of their own end the communicators, when the last graph with their calls
-    /// is gone.
+    /// Stops all that waits in it, on threads of their own: NCCL returns when the stream of the member has passed. The
+    /// communicators are left to the process. Calls in graphs are only stopped if they run right then; else they end
+    /// when the last member comes.
     pub(super) fn give_up(&self) {
         // Whoever has the turn may call it; but that one may wait for what only this ends.
         let begin = Instant::now();
@@ -297,13 +298,13 @@ impl Lease {
         }
         let seats = &self.clique.as_ref().expect("BUG: a lease without a clique").seats;
         for (card, comm) in seats.iter().map(|seat| (seat.card.clone(), seat.comm)) {
-            let abort = move || {
-                if let Err(error) = card.bind().and_then(|()| comm.abort()) {
-                    tracing::error!(%error, "cuda.abort_communicator");
+            let revoke = move || {
+                if let Err(error) = card.bind().and_then(|()| comm.revoke()) {
+                    tracing::error!(%error, "cuda.revoke_communicator");
                 }
             };
-            if let Err(error) = thread::Builder::new().name("cuda-abort".to_owned()).spawn(abort) {
-                tracing::error!(%error, "cuda.abort_communicator");
+            if let Err(error) = thread::Builder::new().name("cuda-revoke".to_owned()).spawn(revoke) {
+                tracing::error!(%error, "cuda.revoke_communicator");
             }
         }
     }
@@ -315,7 +316,7 @@ impl Drop for Lease {
         let cards: Vec<_> = clique.seats.iter().map(|seat| seat.card.clone()).collect();
         self.cliques.give_blocks_back(&cards, clique.ctas);
         if self.given_up.load(Ordering::Acquire) {
-            // Its kernels may still end; nothing they touch is used again.
+            // Kernels of members that were late may still end; nothing they touch is used again.
             std::mem::forget(clique);
             return;
         }

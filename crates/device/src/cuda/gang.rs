@@ -24,6 +24,13 @@ pub(super) struct Entry {
     met: Vec<Arc<LaunchBody>>,
 }
 
+impl Entry {
+    /// Its first joint operation.
+    pub(super) fn arrival(&self) -> Option<Arrival> {
+        joints(&self.launch).next().map(|joint| Arrival { stream: self.stream.clone(), joint })
+    }
+}
+
 /// What a meeting of launches leads to.
 pub(super) enum Gang {
     /// Some of those that belong together wait for others.

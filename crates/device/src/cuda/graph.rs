@@ -219,7 +219,9 @@ impl Making<'_> {
             let nodes = copies.map(|copy| copy.add_node(self.card, graph, &behind)).collect::<Result<Vec<_>, _>>()?;
             return if nodes.is_empty() { Ok(vec![self.exec.add_empty(&behind)?]) } else { Ok(nodes) };
         };
-        behind.extend(&self.before[group]);
+        // The driver refuses an edge that it is told twice.
+        let before: Vec<_> = self.before[group].iter().filter(|node| !behind.contains(node)).copied().collect();
+        behind.extend(before);
         let turn = self.engine.turn();
         let captured = lease.clique()?.capture(&turn, &joint.body)?;
         let end = vec![self.exec.add_child(&behind, &captured)?];

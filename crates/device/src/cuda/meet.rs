@@ -205,6 +205,7 @@ impl CudaEngine {
             }
             self.mark(&arrival.stream);
         }
+        tell_failures(arrivals);
         if let Err(source) = queued {
             // Some members may be on their way and wait for the others.
             if let Some(lease) = arrivals[0].joint.body().meeting.on_card.get() {
@@ -263,6 +264,8 @@ impl CudaEngine {
                 on.keep(item, None);
             }
         }
+        let arrivals: Vec<Arrival> = entries.iter().filter_map(Entry::arrival).collect();
+        tell_failures(&arrivals);
         for Entry { launch, stream, .. } in entries {
             if any_failed {
                 on_card(launch).give_up_collectives();
@@ -314,6 +317,15 @@ impl CudaEngine {
             }
             stream_on_card(stream).keep_lost(item);
         }
+    }
+}
+
+/// A rank of `arrivals` may have failed while they were in no meeting and not yet kept by their streams: nobody has
+/// told the others then.
+fn tell_failures(arrivals: &[Arrival]) {
+    let machine = &arrivals[0].stream.device.machine;
+    if let Some((rank, how)) = arrivals.iter().find_map(|arrival| arrival.stream.device.root_failure()) {
+        machine.poison(arrivals, rank, &how);
     }
 }
 

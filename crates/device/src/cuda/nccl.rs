@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{DType, Reduce};
 
-/// Older ones read communicators' settings differently.
-pub(super) const OLDEST: i32 = 2_28_00;
+/// The first that stops calls without freeing what they use.
+pub(super) const OLDEST: i32 = 2_29_00;
 /// The first that lets several members of a communicator use one card.
 pub(super) const OLDEST_SHARING: i32 = 2_30_00;
 
@@ -129,10 +129,11 @@ impl Comm {
         check("ncclCommDestroy", None, unsafe { sys::ncclCommDestroy(self.0) })
     }
 
-    /// Ends it whatever runs: its kernels stop waiting at once. Returns when the last graph with its calls is gone.
-    pub(super) fn abort(self) -> Result<(), CudaError> {
-        // SAFETY: the last use of the handle, of a clique that nobody calls any more.
-        check("ncclCommAbort", None, unsafe { sys::ncclCommAbort(self.0) })
+    /// Stops all calls of it on the card, and refuses later ones. Returns when the streams of those that were made have
+    /// passed them. Frees nothing: a peer whose stream is late still writes there.
+    pub(super) fn revoke(self) -> Result<(), CudaError> {
+        // SAFETY: a communicator that is never freed after this; nobody else calls it any more (`Lease`).
+        check("ncclCommRevoke", Some(self), unsafe { sys::ncclCommRevoke(self.0, 0) })
     }
 
     /// # Safety
