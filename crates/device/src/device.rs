@@ -156,6 +156,7 @@ impl DeviceInner {
                 let pending = machine.pending();
                 let error = Error::Timeout { rank: self.rank, what: what.to_string(), after, pending };
                 machine.fail(self, error);
+                machine.engine.stop_waiting_for(self);
             }
         }
         self.check()

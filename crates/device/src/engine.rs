@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    Error, Meeting, Op,
+    Error, Op, PendingJoint,
     cpu::{CpuEngine, Storage},
     cuda::{CudaEngine, GraphOnCard},
     device::DeviceInner,
@@ -104,11 +104,37 @@ impl Engine {
         }
     }
 
-    /// Refuses a joint operation where this driver has none.
-    pub(crate) fn check_joint(&self, meeting: &Meeting) -> Result<(), Error> {
+    /// Refuses a group that cannot meet on this driver.
+    pub(crate) fn check_group(&self, name: &str, members: &[u32]) -> Result<(), Error> {
         match self {
-            Engine::Cuda(_) => Err(Error::NoJoint { group: meeting.inner.name.to_string(), driver: self.name() }),
+            Engine::Cuda(cuda) => cuda
+                .check_group(members)
+                .map_err(|source| Error::Cuda { what: format!("group '{name}' cannot be made"), source }),
             Engine::Cpu(_) | Engine::Sim(_) => Ok(()),
+        }
+    }
+
+    /// Joint operations that all members have called and that have not ended, where hosts cannot see the rest.
+    pub(crate) fn pending(&self) -> Vec<PendingJoint> {
+        match self {
+            Engine::Cuda(cuda) => cuda.pending(),
+            Engine::Cpu(_) | Engine::Sim(_) => Vec::new(),
+        }
+    }
+
+    /// Peers of a rank that has failed, in calls that they have submitted with it and that it has not computed.
+    pub(crate) fn peers_of(&self, rank: u32) -> Vec<Arrival> {
+        match self {
+            Engine::Cuda(cuda) => cuda.peers_of(rank),
+            // They stand in their meetings.
+            Engine::Cpu(_) | Engine::Sim(_) => Vec::new(),
+        }
+    }
+
+    /// A host of `device` has given up: what it waits for need not happen any more.
+    pub(crate) fn stop_waiting_for(&self, device: &DeviceInner) {
+        if let Engine::Cuda(cuda) = self {
+            cuda.stop_collectives(device);
         }
     }
 
@@ -143,7 +169,7 @@ impl Engine {
         match self {
             Engine::Cpu(cpu) => cpu.resume(arrival),
             Engine::Sim(sim) => sim.resume(arrival),
-            Engine::Cuda(_) => unreachable!("BUG: a joint operation on a driver that has none"),
+            Engine::Cuda(cuda) => cuda.resume(arrival),
         }
     }
 

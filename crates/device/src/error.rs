@@ -468,13 +468,22 @@ pub enum Error {
         /// Name of the driver.
         driver: &'static str,
     },
-    /// The driver has no joint operations.
-    #[error("driver '{driver}' has no joint operations, and group '{group}' asks for one; use another driver")]
-    NoJoint {
+    /// A collective that failed on the card or was refused there.
+    #[error("{op}@{site} on group '{group}', #{seq}, rank {rank}: failed on the card")]
+    Collective {
+        /// What it was.
+        op: &'static str,
+        /// Place in the model.
+        site: String,
         /// The group.
         group: String,
-        /// Name of the driver.
-        driver: &'static str,
+        /// Position in the group's sequence, from 0.
+        seq: u64,
+        /// The member.
+        rank: u32,
+        /// What NCCL said.
+        #[source]
+        source: CudaError,
     },
     /// A card, its driver or its compiler refused, or failed outside of an operation.
     #[error("cuda: {what}")]

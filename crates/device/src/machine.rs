@@ -179,8 +179,10 @@ impl Machine {
     ///
     /// # Errors
     /// [`Error::NotAMember`] when `rank` is not in the list, [`Error::MemberTwice`] when a rank appears twice,
-    /// [`Error::Members`] when the lists differ.
+    /// [`Error::Members`] when the lists differ; [`Error::Cuda`] on cards whose ranks cannot communicate, which names
+    /// what is missing.
     pub fn meeting(&self, name: &str, members: &[u32], rank: u32) -> Result<Meeting, Error> {
+        self.0.engine.check_group(name, members)?;
         let mut meetings = lock(&self.0.meetings);
         let known = meetings.open.get(name).and_then(Weak::upgrade).filter(|m| !m.is_over());
         let mut seen = BTreeSet::new();
@@ -302,6 +304,10 @@ impl MachineInner {
                 meetings.gone.entry(leaver).or_insert_with(|| (root, how.clone()));
                 meetings.open.values().filter_map(Weak::upgrade).collect()
             };
+            if matches!(how, Departure::Failed(_)) {
+                let told = self.engine.peers_of(leaver).into_iter().filter(|arrival| echo(arrival, root, &how));
+                leavers.extend(told.map(|arrival| arrival.stream.device.rank));
+            }
             for meeting in open {
                 for arrival in meeting.depart(leaver, root, &how) {
                     if echo(&arrival, root, &how) {
@@ -316,7 +322,7 @@ impl MachineInner {
     /// All that some wait for and others have not reached.
     pub(crate) fn pending(&self) -> Pending {
         let open: Vec<_> = lock(&self.meetings).open.values().filter_map(Weak::upgrade).collect();
-        Pending(open.iter().flat_map(|m| m.pending()).collect())
+        Pending(open.iter().flat_map(|m| m.pending()).chain(self.engine.pending()).collect())
     }
 }
 

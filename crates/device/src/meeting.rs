@@ -2,11 +2,12 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
 };
 
 use crate::{
     Asked, Departure, PendingJoint,
+    cuda::Lease,
     joint::{Arrival, JointRef},
 };
 
@@ -33,6 +34,8 @@ pub(crate) struct MeetingInner {
     /// keep finished calls for a while, and that must not keep a group open.
     next: Vec<Arc<Mutex<u64>>>,
     state: Mutex<MeetingState>,
+    /// Its communicators, on the `cuda` driver.
+    pub(crate) on_card: OnceLock<Arc<Lease>>,
 }
 
 struct MeetingState {
@@ -89,7 +92,7 @@ impl MeetingInner {
     pub(crate) fn new(name: String, members: Vec<u32>, machine: Arc<()>, gone: Option<(u32, Departure)>) -> Self {
         let next = members.iter().map(|_| Arc::default()).collect();
         let state = Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone });
-        MeetingInner { name: name.into(), members: members.into(), machine, next, state }
+        MeetingInner { name: name.into(), members: members.into(), machine, next, state, on_card: OnceLock::new() }
     }
 
     /// Nobody has a handle, and no call is under way that could still happen: the name is free.

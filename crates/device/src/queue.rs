@@ -49,6 +49,11 @@ impl Mark {
         let _ = self.on_card.set(Point::Reached);
     }
 
+    /// It is on the card, or never will be.
+    pub(crate) fn is_placed(&self) -> bool {
+        self.on_card.get().is_some()
+    }
+
     /// Where on the card it is. Blocks for the few instructions between the issue of a record and its submission.
     pub(crate) fn on_card(&self) -> &Point {
         self.on_card.wait()

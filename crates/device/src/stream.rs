@@ -231,8 +231,7 @@ impl Stream {
             return Err(Error::Foreign { what, owner, used_by: device.rank });
         }
         check_owner(accesses, device)?;
-        check_planned(accesses, self.inner())?;
-        device.machine.engine.check_joint(meeting)
+        check_planned(accesses, self.inner())
     }
 
     fn meet(&self, meeting: &Meeting, request: Request, site: Site, accesses: Vec<Access>) -> Result<(), Error> {

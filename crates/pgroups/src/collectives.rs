@@ -12,8 +12,9 @@ use crate::{
 pub(crate) type Call = (Exchange, Vec<Access>);
 
 /// Views are contiguous and of one element type: f32, bf16 (summed in f32) or i32 (no averages). Sums run in the
-/// order of the members, so every member gets the same bits on every driver. Nothing here waits: a call returns when
-/// it is queued, and happens when every member's call has come up in its stream.
+/// order of the members, so every member gets the same bits on every driver; on `cuda` NCCL adds in an order and a
+/// precision of its own, and members still get the same bits. Nothing here waits: a call returns when it is queued, and
+/// happens when every member's call has come up in its stream.
 ///
 /// # Errors
 /// Of every method: [`PgError::Refused`] for views that do not fit, with both sizes, and nothing is queued then;

@@ -22,6 +22,15 @@ mod running_collectives;
 mod running_support;
 #[path = "api/running_batches.rs"]
 mod running_batches;
+#[cfg(feature = "gpu-tests")]
+#[path = "api/running_cards.rs"]
+mod running_cards;
+#[cfg(feature = "gpu-tests")]
+#[path = "api/running_cards_support.rs"]
+mod running_cards_support;
+#[cfg(feature = "gpu-tests")]
+#[path = "api/running_cards_faults.rs"]
+mod running_cards_faults;
 #[path = "api/running_faults.rs"]
 mod running_faults;
 #[path = "api/running_groups.rs"]

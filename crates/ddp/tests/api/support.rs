@@ -17,7 +17,7 @@ pub(crate) type Caught = Box<dyn StdError + Send + Sync>;
 
 /// Machines on which values must agree bit for bit.
 pub(crate) fn machines() -> Vec<Machine> {
-    vec![cpu(), sim(1), sim(2)]
+    [cpu(), sim(1), sim(2)].into_iter().chain(cards()).collect()
 }
 
 /// Gives up after seconds without progress, so that no test hangs; fresh memory holds NaN.
@@ -31,6 +31,22 @@ pub(crate) fn cpu() -> Machine {
 
 pub(crate) fn sim(seed: u64) -> Machine {
     Machine::sim_with(seed, options())
+}
+
+/// The first card, if the tests were built for one; they then run one after the other (`--test-threads=1`).
+#[cfg(feature = "gpu-tests")]
+pub(crate) fn cards() -> Vec<Machine> {
+    use device::cuda::{CudaOptions, prepare};
+    // Tests have no `main` of ours: the first one that comes here starts all of them again.
+    prepare().expect("the environment can be prepared");
+    let kernel_cache = Some(std::env::temp_dir().join("warpweft-test-kernels"));
+    let cuda = CudaOptions { kernel_cache, ..CudaOptions::default() };
+    vec![Machine::cuda_with(cuda, options()).unwrap_or_else(|error| panic!("{}", error.chain()))]
+}
+
+#[cfg(not(feature = "gpu-tests"))]
+pub(crate) fn cards() -> Vec<Machine> {
+    Vec::new()
 }
 
 /// A dense parameter whose elements all begin as `value`.

@@ -32,12 +32,16 @@ pub struct CudaOptions {
     pub kernel_cache: Option<PathBuf>,
     /// What computes matrix products.
     pub products: Products,
+    /// The most blocks of a card that one collective of one rank takes. Ranks on one card wait there for each other, so
+    /// all that may wait at once must fit. Unless it is set: one block for a group with several members on a card, what
+    /// NCCL thinks best for others.
+    pub ctas: Option<u32>,
 }
 
 impl Default for CudaOptions {
-    /// Card 0, no cache, products by the library.
+    /// Card 0, no cache, products by the library, blocks as [`CudaOptions::ctas`] says.
     fn default() -> Self {
-        CudaOptions { cards: vec![0], kernel_cache: None, products: Products::CuBlasLt }
+        CudaOptions { cards: vec![0], kernel_cache: None, products: Products::CuBlasLt, ctas: None }
     }
 }
 
@@ -56,6 +60,7 @@ const NEEDED_VERSION: i32 = 12_000;
 /// One card. Everything on it is made in its primary context, which all machines of the process share.
 pub(crate) struct Card {
     pub(super) ordinal: u32,
+    pub(super) multiprocessors: u32,
     device: sys::CUdevice,
     context: Context,
     /// By name.
@@ -147,6 +152,7 @@ impl Card {
         // From here on `Drop` gives back what was made so far.
         let mut card = Card {
             ordinal,
+            multiprocessors: 0,
             device,
             context: Context(context),
             functions: HashMap::new(),
@@ -164,6 +170,8 @@ impl Card {
         if card.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)? == 0 {
             return Err(CudaError::Unable { card: ordinal, what: "let a stream wait for a value in memory" });
         }
+        card.multiprocessors =
+            card.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         card.side = card.new_stream()?;
         card.reached = card.new_event()?;
         card.record(card.reached, card.side)?;

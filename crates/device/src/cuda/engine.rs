@@ -3,7 +3,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, Weak, atomic::Ordering},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -11,7 +14,9 @@ use std::{
 use super::{
     CudaError, CudaOptions, GraphOnCard, StreamOnCard,
     card::{Card, lock, open_driver},
+    clique::Cliques,
     event::{CardEvent, Point},
+    gang::Gangs,
     graph,
     host::{HostCall, run_host},
     memory::DeviceMemory,
@@ -33,6 +38,8 @@ use crate::{
 const LOOK: Duration = Duration::from_micros(100);
 /// Then it sleeps between looks.
 const PAUSE: Duration = Duration::from_micros(50);
+/// How often a waiting host asks whether collectives have failed.
+const ASK: Duration = Duration::from_millis(20);
 
 pub(crate) struct CudaEngine {
     /// By the order of the options.
@@ -40,6 +47,11 @@ pub(crate) struct CudaEngine {
     workers: Arc<Workers>,
     /// Those that are open.
     streams: Mutex<Vec<Weak<StreamInner>>>,
+    pub(super) cliques: Arc<Cliques>,
+    pub(super) gangs: Mutex<Gangs>,
+    /// Streams whose lines stand at marks, and how many.
+    pub(super) standing: Mutex<Vec<Arc<StreamInner>>>,
+    pub(super) stand: AtomicUsize,
 }
 
 impl CudaEngine {
@@ -55,8 +67,16 @@ impl CudaEngine {
         }
         let opened = numbers.iter().map(|number| Card::open(*number, options)).collect::<Result<Vec<_>, _>>()?;
         let by_number = |number: &u32| opened.iter().find(|card| card.ordinal == *number).cloned();
-        let cards = options.cards.iter().filter_map(by_number).collect();
-        Ok(CudaEngine { cards, workers: Arc::default(), streams: Mutex::default() })
+        let cards: Vec<Arc<Card>> = options.cards.iter().filter_map(by_number).collect();
+        Ok(CudaEngine {
+            cliques: Cliques::new(cards.clone(), options.ctas),
+            cards,
+            workers: Arc::default(),
+            streams: Mutex::default(),
+            gangs: Mutex::default(),
+            standing: Mutex::default(),
+            stand: AtomicUsize::new(0),
+        })
     }
 
     fn card(&self, rank: u32) -> &Arc<Card> {
@@ -96,6 +116,11 @@ impl CudaEngine {
         memory.ok_or_else(|| Error::OutOfMemory { label: label.to_owned(), bytes })
     }
 
+    /// Refuses a group that could not communicate.
+    pub(crate) fn check_group(&self, members: &[u32]) -> Result<(), CudaError> {
+        if members.len() > 1 { self.cliques.check(members) } else { Ok(()) }
+    }
+
     pub(crate) fn check_op(&self, op: &Op) -> Result<(), Error> {
         match &op.launch {
             Launch::Kernel(kernel) if !requests::is_there(kernel) => {
@@ -107,7 +132,7 @@ impl CudaEngine {
 
     pub(crate) fn instantiate(&self, device: &Arc<DeviceInner>, graph: &Arc<GraphInner>) -> Result<GraphOnCard, Error> {
         let card = self.card(device.rank);
-        let made = card.bind().and_then(|()| GraphOnCard::new(card, &self.workers, device, graph));
+        let made = card.bind().and_then(|()| GraphOnCard::new(card, self, device, graph));
         made.map_err(|source| {
             if source.is_fatal() {
                 return self.fail(device, || format!("rank {}", device.rank), source);
@@ -116,23 +141,39 @@ impl CudaEngine {
         })
     }
 
+    pub(super) fn workers(&self) -> &Arc<Workers> {
+        &self.workers
+    }
+
     /// Hands back what the card has passed meanwhile.
     pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) -> Vec<Item> {
         let on = stream_on_card(stream);
-        let host = self.send(stream, on, &item).unwrap_or_else(|error| {
-            self.fail_item(stream, &item, error);
-            None
-        });
-        if on.keep(item, host) {
-            let mark = Arc::new(Mark::new());
-            if let Err(error) = record(on, &mark) {
-                self.fail_item(stream, &Item::Record(mark.clone()), error);
-            }
-            on.keep(Item::Record(mark), None);
+        if let Some(item) = on.line.enter(item) {
+            self.run_line(stream, item);
         }
         let mut passed = Passed::default();
         on.take_passed(&mut passed);
         self.settle(stream, passed)
+    }
+
+    /// Sends `item`, whose turn in its stream it is; the stream keeps it. On a device that has failed, operations are
+    /// kept only.
+    pub(super) fn put(&self, stream: &Arc<StreamInner>, on: &StreamOnCard, item: Item) {
+        let sent = match &item {
+            Item::Op(_) if stream.device.failed() => None,
+            Item::Launch(Some(launch)) if stream.device.failed() => {
+                graph::lose(launch);
+                None
+            }
+            item => self.send(stream, on, item).map_err(|error| self.fail_item(stream, item, error)).ok(),
+        };
+        let mark_next = match sent {
+            Some(host) => on.keep(item, host),
+            None => on.keep_lost(item),
+        };
+        if mark_next {
+            self.mark(stream);
+        }
     }
 
     fn send(
@@ -164,13 +205,14 @@ impl CudaEngine {
             Item::Record(mark) => record(on, mark)?,
             Item::Wait(mark) => on.wait_for(mark)?,
             Item::Launch(Some(launch)) => on_card(launch).launch(on.raw, launch)?,
-            Item::Joint(_) | Item::Launch(None) => unreachable!("BUG: this driver was never given one"),
+            Item::Joint(_) => unreachable!("BUG: a call that meets nobody"),
+            Item::Launch(None) => unreachable!("BUG: this driver was never given one"),
         }
         Ok(None)
     }
 
     /// `item` did not get to the card, or not all of it.
-    fn fail_item(&self, stream: &StreamInner, item: &Item, error: CudaError) {
+    pub(super) fn fail_item(&self, stream: &StreamInner, item: &Item, error: CudaError) {
         match item {
             Item::Record(mark) => mark.lose(),
             Item::Launch(Some(launch)) => graph::lose(launch),
@@ -207,7 +249,7 @@ impl CudaEngine {
         passed.items
     }
 
-    fn open_streams(&self) -> Vec<Arc<StreamInner>> {
+    pub(super) fn open_streams(&self) -> Vec<Arc<StreamInner>> {
         lock(&self.streams).iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -255,6 +297,7 @@ impl CudaEngine {
         let (limit, progress) = (device.machine.options.timeout, &device.machine.progress);
         let begin = Instant::now();
         let (mut seen, mut since) = (progress.load(Ordering::Relaxed), begin);
+        let mut looked = begin;
         while !mark.is_done() {
             if begin.elapsed() < LOOK {
                 thread::yield_now();
@@ -262,8 +305,12 @@ impl CudaEngine {
             }
             thread::sleep(PAUSE);
             self.look(device);
+            if looked.elapsed() >= ASK {
+                self.ask_collectives();
+                looked = Instant::now();
+            }
             let now = progress.load(Ordering::Relaxed);
-            if now != seen {
+            if now != seen || self.cliques.makes_some() {
                 (seen, since) = (now, Instant::now());
             } else if since.elapsed() >= limit {
                 return Waited::NothingMoved;
@@ -273,7 +320,8 @@ impl CudaEngine {
         Waited::Done
     }
 
-    /// The stream was dropped: what was submitted runs, and this waits for it, as long as a host may wait.
+    /// The stream was dropped: what is on the card runs, and this waits for it, as long as a host may wait. What waits
+    /// for ranks that have not come is taken back.
     pub(crate) fn close(&self, stream: &Arc<StreamInner>) {
         if stream.on_card.get().is_none() {
             return;
@@ -292,6 +340,7 @@ impl CudaEngine {
 
     fn run_out(&self, stream: &Arc<StreamInner>) {
         let on = stream_on_card(stream);
+        self.take_back(stream);
         let end = Arc::new(Mark::new());
         drop(self.push(stream, Item::Record(end.clone())));
         let (limit, begin) = (stream.device.machine.options.timeout, Instant::now());
@@ -312,12 +361,12 @@ impl Drop for CudaEngine {
     }
 }
 
-fn stream_on_card(stream: &StreamInner) -> &StreamOnCard {
+pub(super) fn stream_on_card(stream: &StreamInner) -> &StreamOnCard {
     stream.on_card.get().expect("BUG: a stream that was never opened on its card")
 }
 
 /// Records `mark` behind what was sent to the stream.
-fn record(on: &StreamOnCard, mark: &Mark) -> Result<(), CudaError> {
+pub(super) fn record(on: &StreamOnCard, mark: &Mark) -> Result<(), CudaError> {
     mark.put_on_card(Point::Event(CardEvent::record(&on.card, on.raw)?));
     Ok(())
 }

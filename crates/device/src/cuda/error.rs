@@ -90,6 +90,51 @@ pub enum CudaError {
         /// What the compiler said.
         log: String,
     },
+    /// NCCL is older than this program, or than what is asked of it.
+    #[error("NCCL is {}, {what_for}needs {} or newer; install it or put its folder into LD_LIBRARY_PATH", nccl(*have), nccl(*need))]
+    OldNccl {
+        /// Version that was found, as 10000 · major + 100 · minor + patch.
+        have: i32,
+        /// Version that is needed, likewise.
+        need: i32,
+        /// What needs it.
+        what_for: &'static str,
+    },
+    /// More blocks could wait for each other on a card than it runs at once.
+    #[error(
+        "card {card} has {multiprocessors} multiprocessors, of which groups may take {}: {taken} are taken by members \
+         on it of groups that are open, and a group with {members} more, {ctas} blocks each, does not fit; open fewer \
+         groups, put fewer ranks on the card, or set CudaOptions::ctas lower", multiprocessors - spare
+    )]
+    Crowded {
+        /// Its number.
+        card: u32,
+        /// Multiprocessors it has.
+        multiprocessors: u32,
+        /// Those that are left to everything else.
+        spare: u32,
+        /// Blocks that members of open groups may take at once.
+        taken: u32,
+        /// Members of the new group on this card.
+        members: u32,
+        /// Blocks that each of them may take.
+        ctas: u32,
+    },
+    /// A communicator was given up after a failure.
+    #[error("the communicator was given up when one of its collectives failed")]
+    GivenUp,
+    /// A call of NCCL that failed.
+    #[error("{call}: {name} ({code}){}{detail}", if detail.is_empty() { "" } else { ": " })]
+    Nccl {
+        /// The call.
+        call: &'static str,
+        /// Number of the failure.
+        code: u32,
+        /// Its name.
+        name: String,
+        /// What NCCL said last.
+        detail: String,
+    },
     /// A call of the driver that failed.
     #[error("{call}: {name} ({code}), {text}")]
     Call {
@@ -117,6 +162,11 @@ impl CudaError {
     }
 }
 
+/// A version of NCCL as people write it.
+fn nccl(version: i32) -> String {
+    format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
+}
+
 /// A driver call's code as a result.
 pub(super) fn check(call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
     if code == sys::CUresult::CUDA_SUCCESS {
@@ -142,6 +192,20 @@ mod tests {
     fn versions_are_told_as_people_write_them() {
         let text = CudaError::OldDriver { have: 11080, need: 12040 }.to_string();
         assert_eq!(text, "the driver is for CUDA 11.8, this program needs 12.4; update it");
+    }
+
+    #[test]
+    fn a_crowded_card_is_refused_with_the_numbers() {
+        let error =
+            CudaError::Crowded { card: 0, multiprocessors: 132, spare: 8, taken: 120, members: 8, ctas: 1 }.to_string();
+        let text = "card 0 has 132 multiprocessors, of which groups may take 124: 120 are taken by members on it of \
+                    groups that are open, and a group with 8 more, 1 blocks each, does not fit; open fewer groups, put \
+                    fewer ranks on the card, or set CudaOptions::ctas lower";
+        assert_eq!(error, text);
+        let error = CudaError::OldNccl { have: 22_805, need: 23_000, what_for: "several ranks on a card " }.to_string();
+        let text = "NCCL is 2.28.5, several ranks on a card needs 2.30.0 or newer; install it or put its folder into \
+                    LD_LIBRARY_PATH";
+        assert_eq!(error, text);
     }
 
     #[test]

@@ -12,20 +12,21 @@ use std::{
 use cudarc::driver::sys;
 
 use super::{
-    CudaError,
+    CudaEngine, CudaError,
     branches::Branches,
     card::{Card, RawEvent, RawStream, SideStream, lock},
+    clique::Lease,
+    collective::{CapturedCall, copies_alone},
     event::{CardEvent, Point},
     fault::Post,
     host::{HostCall, run_host},
     steps::{self, Launchable, Place},
-    workers::Workers,
     workspace::Workspace,
 };
 use crate::{
     Launch, Op, Position,
     device::DeviceInner,
-    graph::{GraphInner, Node, NodeKind},
+    graph::{GraphInner, JointNode, Node, NodeKind},
     launch::LaunchBody,
 };
 
@@ -39,6 +40,8 @@ pub(crate) struct GraphOnCard {
     _calls: Vec<Arc<HostCall>>,
     /// What its nodes work in.
     _workspaces: Vec<Workspace>,
+    /// By group; none for groups of one.
+    leases: Vec<Option<Arc<Lease>>>,
 }
 
 /// An external wait or record.
@@ -74,7 +77,7 @@ struct Exec {
 }
 
 // SAFETY: handles are names; the driver takes them from any thread, and calls that change the executable are made
-// under the lock of its launches.
+// for one launch after the other.
 unsafe impl Send for Exec {}
 // SAFETY: as above.
 unsafe impl Sync for Exec {}
@@ -83,14 +86,20 @@ impl GraphOnCard {
     /// The context is current.
     pub(super) fn new(
         card: &Arc<Card>,
-        workers: &Arc<Workers>,
+        engine: &CudaEngine,
         device: &Arc<DeviceInner>,
         graph: &Arc<GraphInner>,
     ) -> Result<GraphOnCard, CudaError> {
         let settled = graph.nodes.iter().map(|node| settle(card, node)).collect::<Result<Vec<_>, _>>()?;
+        let lease = |calls: &Vec<u32>| {
+            let meeting = &graph.joint(calls[0]).body.meeting;
+            if meeting.members.len() > 1 { engine.lease(meeting).map(Some) } else { Ok(None) }
+        };
         let mut making = Making {
             card,
-            workers,
+            engine,
+            leases: graph.groups.iter().map(lease).collect::<Result<_, _>>()?,
+            before: vec![Vec::new(); graph.groups.len()],
             device,
             source: graph,
             exec: Exec::new(card)?,
@@ -103,17 +112,18 @@ impl GraphOnCard {
             side: SideStream::new(card)?,
         };
         settled.iter().enumerate().try_for_each(|(node, steps)| making.add(node, steps))?;
-        let Making { mut exec, post, issued, gates, calls, branches, .. } = making;
+        let Making { mut exec, post, issued, gates, calls, branches, leases, .. } = making;
         exec.instantiate()?;
-        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls, _workspaces: branches.workspaces })
+        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls, _workspaces: branches.workspaces, leases })
     }
 
     pub(super) fn post(&self) -> &Post {
         &self.post
     }
 
-    /// Queues `launch` and puts its marks on the card. The caller holds the lock of the executable's launches, so
-    /// gates are set for this launch and no other.
+    /// Queues `launch` and puts its marks on the card. Launches of an executable come here one after the other: those of
+    /// one stream in its order, and one of another stream waits for the end of the one before. So gates are set for
+    /// this launch and no other.
     pub(super) fn launch(&self, stream: RawStream, launch: &LaunchBody) -> Result<(), CudaError> {
         let card = &self.exec.card;
         let mut records = Vec::new();
@@ -141,11 +151,18 @@ impl GraphOnCard {
         Ok(())
     }
 
-    /// The oldest launch has ended.
-    pub(super) fn passed(&self) {
+    /// `launch` has ended. One that did not get to the card is not the oldest there.
+    pub(super) fn passed(&self, launch: &LaunchBody) {
         let mut issued = lock(&self.issued);
-        issued.launches.pop_front();
-        issued.ended += 1;
+        if issued.launches.front() == Some(&(launch.stream, launch.seq)) {
+            issued.launches.pop_front();
+            issued.ended += 1;
+        }
+    }
+
+    /// Stops all that waits in its groups.
+    pub(super) fn give_up_collectives(&self) {
+        self.leases.iter().flatten().for_each(|lease| lease.give_up());
     }
 }
 
@@ -156,7 +173,10 @@ pub(super) fn lose(launch: &LaunchBody) {
 
 struct Making<'a> {
     card: &'a Arc<Card>,
-    workers: &'a Arc<Workers>,
+    engine: &'a CudaEngine,
+    leases: Vec<Option<Arc<Lease>>>,
+    /// By group: the end of its last call. A communicator does one thing at a time, in the order of capture.
+    before: Vec<Vec<sys::CUgraphNode>>,
     device: &'a Arc<DeviceInner>,
     source: &'a Arc<GraphInner>,
     exec: Exec,
@@ -194,7 +214,7 @@ impl Making<'_> {
             },
             NodeKind::Wait(gate, _) => vec![self.add_gate(*gate, &behind, Way::Wait)?],
             NodeKind::Record(gate) => vec![self.add_gate(*gate, &behind, Way::Record)?],
-            NodeKind::Joint(_) => unreachable!("BUG: joint operations are refused when they are submitted"),
+            NodeKind::Joint(joint) => self.add_joint(joint, behind)?,
         };
         self.ends.push(end);
         Ok(())
@@ -214,6 +234,27 @@ impl Making<'_> {
         })
     }
 
+    fn add_joint(
+        &mut self,
+        joint: &JointNode,
+        mut behind: Vec<sys::CUgraphNode>,
+    ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
+        let (graph, group) = (self.exec.graph, joint.group as usize);
+        let Some(lease) = &self.leases[group] else {
+            let copies = copies_alone(&joint.body).into_iter();
+            let nodes = copies.map(|copy| copy.add_node(self.card, graph, &behind)).collect::<Result<Vec<_>, _>>()?;
+            return if nodes.is_empty() { Ok(vec![self.exec.add_empty(&behind)?]) } else { Ok(nodes) };
+        };
+        // The driver refuses an edge that it is told twice.
+        let before: Vec<_> = self.before[group].iter().filter(|node| !behind.contains(node)).copied().collect();
+        behind.extend(before);
+        let turn = self.engine.turn();
+        let captured = lease.clique()?.capture(&turn, &joint.body)?;
+        let end = vec![self.exec.add_child(&behind, &captured)?];
+        self.before[group].clone_from(&end);
+        Ok(end)
+    }
+
     fn add_gate(&mut self, gate: u32, behind: &[sys::CUgraphNode], way: Way) -> Result<sys::CUgraphNode, CudaError> {
         let node = self.exec.add_gate(behind, way)?;
         self.gates.push(Gate { gate, node, way });
@@ -223,7 +264,7 @@ impl Making<'_> {
     fn host_call(&self, node: u32) -> Result<Arc<HostCall>, CudaError> {
         let (device, graph, issued) = (self.device.clone(), self.source.clone(), self.issued.clone());
         let runs = AtomicU64::new(0);
-        HostCall::new(self.card, self.workers, self.device, &self.source.op(node).accesses, move |staged| {
+        HostCall::new(self.card, self.engine.workers(), self.device, &self.source.op(node).accesses, move |staged| {
             let run = runs.fetch_add(1, Ordering::Relaxed);
             let (stream, seq) = {
                 // Launches run in the order they were issued, and each runs every node once.
@@ -264,6 +305,20 @@ impl Exec {
             }
         };
         self.card.check("cuGraphAddEventNode", code).map(|()| node)
+    }
+
+    fn add_empty(&self, behind: &[sys::CUgraphNode]) -> Result<sys::CUgraphNode, CudaError> {
+        let mut node = ptr::null_mut();
+        // SAFETY: `behind` are nodes of this graph.
+        let code = unsafe { sys::cuGraphAddEmptyNode(&mut node, self.graph, behind.as_ptr(), behind.len()) };
+        self.card.check("cuGraphAddEmptyNode", code).map(|()| node)
+    }
+
+    fn add_child(&self, behind: &[sys::CUgraphNode], child: &CapturedCall) -> Result<sys::CUgraphNode, CudaError> {
+        let (mut node, first, count) = (ptr::null_mut(), behind.as_ptr(), behind.len());
+        // SAFETY: `behind` are nodes of this graph; the child is copied, with what its nodes hold.
+        let code = unsafe { sys::cuGraphAddChildGraphNode(&mut node, self.graph, first, count, child.0) };
+        self.card.check("cuGraphAddChildGraphNode", code).map(|()| node)
     }
 
     fn set_wait(&self, node: sys::CUgraphNode, event: RawEvent) -> Result<(), CudaError> {

@@ -62,6 +62,7 @@ pub(super) const SOURCES: &[Source] = &[
         text: include_str!("kernels/optimizer.cu"),
         functions: &["adamw", "advance_adam", "sum", "squared_norm", "clip_factor"],
     },
+    Source { file: "joint.cu", text: include_str!("kernels/joint.cu"), functions: &["to_ordered", "from_ordered"] },
 ];
 
 #[cfg(test)]

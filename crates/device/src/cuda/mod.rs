@@ -11,25 +11,33 @@ mod branches; // which nodes of a graph may work in the same memory
 mod card; // a card's context, and what is made once for it
 #[cfg(all(test, feature = "gpu-tests"))]
 mod card_tests; // facts about CUDA
+mod clique; // a group's communicators, and how many fit on a card
+mod collective; // joint operations as calls of NCCL
 mod compile; // kernels from source
 mod engine; // what is submitted, waited for and closed
 mod prepare; // variables that CUDA reads at its start
 mod error;
 mod event; // marks on a card
 mod fault; // which operation it was
+mod gang; // launches that go to the card together
 mod graph; // captured graphs as CUDA graphs
 mod host; // host operations in the order of a stream
 mod kernels; // sources, and the functions in them
 mod launch; // kernels with their arguments
+mod line; // what a stream holds back
+mod meet; // members of joint operations find each other
 mod memory; // of the card, and pinned
+mod nccl; // calls of the library
 mod product; // products as the library takes them
 mod requests; // what a kernel request becomes
 mod steps; // what is launched for a request, with what it works in
 mod stream; // a stream's half on the card
+mod stuck; // collectives that do not end
 mod workers; // threads for host operations
 mod workspace; // memory that kernels and the library work in
 
 pub use self::card::{CudaOptions, Products, count_cards};
+pub(crate) use self::clique::Lease;
 pub use self::compile::{Arch, Compiled, compile_kernels};
 pub(crate) use self::engine::CudaEngine;
 pub use self::error::CudaError;

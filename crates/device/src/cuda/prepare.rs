@@ -1,4 +1,4 @@
-//! Variables that CUDA reads once, before its first call.
+//! Variables that CUDA and NCCL read once, before their first calls.
 
 use super::CudaError;
 
@@ -6,10 +6,19 @@ use super::CudaError;
 /// that nothing orders wait for each other.
 const NEEDED: [(&str, &str); 2] = [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
 
+/// What NCCL reads. Ranks may share a card, which multicast over NVLink cannot; members are connected when a
+/// communicator is made and graphs register no memory, so that a rank can make its graphs without the others.
+const NEEDED_BY_NCCL: [(&str, &str); 4] = [
+    ("NCCL_MULTI_RANK_GPU_ENABLE", "1"),
+    ("NCCL_NVLS_ENABLE", "0"),
+    ("NCCL_RUNTIME_CONNECT", "0"),
+    ("NCCL_GRAPH_REGISTER", "0"),
+];
+
 /// Set in the second start, which must not lead to a third.
 const STARTED_AGAIN: &str = "WARPWEFT_CUDA_PREPARED";
 
-/// Makes sure that CUDA will find the variables that this driver needs. Call it first in `main`: where one is missing,
+/// Makes sure that CUDA and NCCL will find the variables that this driver needs. Call it first in `main`: where one is missing,
 /// the program starts again with all of them set, in the same process, and does not return here.
 ///
 /// Starting again, because threads may be reading the environment by the time anything of this crate runs, and changing
@@ -19,7 +28,7 @@ const STARTED_AGAIN: &str = "WARPWEFT_CUDA_PREPARED";
 /// [`CudaError::Restart`] when the program cannot be started again, [`CudaError::Environment`] when the variables were
 /// lost on the way.
 pub fn prepare() -> Result<(), CudaError> {
-    match check_environment() {
+    match check_environment().and_then(|()| check_collectives()) {
         Ok(()) => Ok(()),
         Err(error) if std::env::var_os(STARTED_AGAIN).is_some() => Err(error),
         Err(CudaError::Environment { variable, .. }) => Err(start_again(variable)),
@@ -33,7 +42,7 @@ fn start_again(variable: &'static str) -> CudaError {
     let cause = match std::env::current_exe() {
         Ok(program) => {
             let mut command = std::process::Command::new(program);
-            command.args(std::env::args_os().skip(1)).envs(NEEDED).env(STARTED_AGAIN, "1");
+            command.args(std::env::args_os().skip(1)).envs(NEEDED).envs(NEEDED_BY_NCCL).env(STARTED_AGAIN, "1");
             // Returns only if it fails.
             command.exec()
         }
@@ -50,11 +59,16 @@ fn start_again(variable: &'static str) -> CudaError {
 /// The machine asks again, because whoever forgot [`prepare`] would find out by a program that hangs. What the driver
 /// reads is the environment of the process, so there is nothing else to ask.
 pub(super) fn check_environment() -> Result<(), CudaError> {
-    check(|name| std::env::var(name).ok())
+    check(&NEEDED, |name| std::env::var(name).ok())
 }
 
-fn check(look_up: impl Fn(&str) -> Option<String>) -> Result<(), CudaError> {
-    for (variable, need) in NEEDED {
+/// As [`check_environment`], for groups of more than one rank.
+pub(super) fn check_collectives() -> Result<(), CudaError> {
+    check(&NEEDED_BY_NCCL, |name| std::env::var(name).ok())
+}
+
+fn check(needed: &[(&'static str, &'static str)], look_up: impl Fn(&str) -> Option<String>) -> Result<(), CudaError> {
+    for &(variable, need) in needed {
         let have = look_up(variable);
         if have.as_deref() != Some(need) {
             return Err(CudaError::Environment { variable, have, need });
@@ -69,11 +83,14 @@ mod tests {
 
     #[test]
     fn a_variable_that_is_missing_or_different_is_named_with_what_it_must_be() {
-        assert_eq!(check(|name| NEEDED.iter().find(|n| n.0 == name).map(|n| n.1.to_owned())), Ok(()));
-        let error = check(|name| (name == NEEDED[0].0).then(|| "LAZY".to_owned())).unwrap_err();
+        assert_eq!(check(&NEEDED, |name| NEEDED.iter().find(|n| n.0 == name).map(|n| n.1.to_owned())), Ok(()));
+        let error = check(&NEEDED_BY_NCCL, |_| None).unwrap_err();
+        let text = "NCCL_MULTI_RANK_GPU_ENABLE is None and must be \"1\"; call device::cuda::prepare() first in main";
+        assert_eq!(error.to_string(), text);
+        let error = check(&NEEDED, |name| (name == NEEDED[0].0).then(|| "LAZY".to_owned())).unwrap_err();
         let have = Some("LAZY".to_owned());
         assert_eq!(error, CudaError::Environment { variable: NEEDED[0].0, have, need: "EAGER" });
-        let error = check(|name| (name == NEEDED[0].0).then(|| "EAGER".to_owned())).unwrap_err();
+        let error = check(&NEEDED, |name| (name == NEEDED[0].0).then(|| "EAGER".to_owned())).unwrap_err();
         assert_eq!(error, CudaError::Environment { variable: NEEDED[1].0, have: None, need: "32" });
     }
 }

@@ -14,11 +14,13 @@ use super::{
     fault::{Post, Refused},
     graph::GraphOnCard,
     host::HostCall,
+    line::Line,
     requests, steps,
     workspace::Workspace,
 };
 use crate::{
     Access, Kernel, Launch, OpError,
+    joint::JointRef,
     launch::LaunchBody,
     queue::{Item, Mark, OpAt},
 };
@@ -27,6 +29,8 @@ pub(crate) struct StreamOnCard {
     pub(super) card: Arc<Card>,
     pub(super) raw: RawStream,
     pub(super) post: Post,
+    /// What was submitted and is not on the card.
+    pub(super) line: Line,
     flight: Mutex<Flight>,
     /// What its kernels and products work in: all of them, because they run one behind the other.
     workspace: OnceLock<Workspace>,
@@ -42,6 +46,8 @@ struct Flight {
 
 struct Sent {
     item: Item,
+    /// Its mark is on the card, if it has one. That of an item that did not get there tells nothing of what is before.
+    placed: bool,
     /// The card writes to its copies.
     _host: Option<Arc<HostCall>>,
 }
@@ -60,11 +66,12 @@ const LOOSE: usize = 64;
 
 impl Sent {
     fn is_operation(&self) -> bool {
-        matches!(self.item, Item::Op(_) | Item::Launch(_))
+        matches!(self.item, Item::Op(_) | Item::Joint(_) | Item::Launch(_))
     }
 
     fn mark(&self) -> Option<&Arc<Mark>> {
         match &self.item {
+            _ if !self.placed => None,
             Item::Record(mark) => Some(mark),
             Item::Launch(Some(launch)) => Some(&launch.end),
             Item::Op(_) | Item::Wait(_) | Item::Joint(_) | Item::Launch(None) => None,
@@ -76,7 +83,8 @@ impl StreamOnCard {
     /// The context is current.
     pub(super) fn new(card: &Arc<Card>) -> Result<StreamOnCard, CudaError> {
         let (post, flight) = (Post::new(card)?, Mutex::default());
-        Ok(StreamOnCard { card: card.clone(), raw: card.new_stream()?, post, flight, workspace: OnceLock::new() })
+        let (line, workspace) = (Line::default(), OnceLock::new());
+        Ok(StreamOnCard { card: card.clone(), raw: card.new_stream()?, post, line, flight, workspace })
     }
 
     /// Queues what `kernel` becomes, as operation `operation`. The context is current.
@@ -99,8 +107,16 @@ impl StreamOnCard {
 
     /// Keeps what was sent. True when it is time for a mark.
     pub(super) fn keep(&self, item: Item, host: Option<Arc<HostCall>>) -> bool {
+        self.add(Sent { item, placed: true, _host: host })
+    }
+
+    /// Keeps what did not get to the card, until the stream has passed: it may own the last handles of anything.
+    pub(super) fn keep_lost(&self, item: Item) -> bool {
+        self.add(Sent { item, placed: false, _host: None })
+    }
+
+    fn add(&self, sent: Sent) -> bool {
         let mut flight = lock(&self.flight);
-        let sent = Sent { item, _host: host };
         flight.loose = if sent.mark().is_some() { 0 } else { flight.loose + 1 };
         flight.sent.push_back(sent);
         flight.loose >= LOOSE
@@ -133,7 +149,7 @@ impl StreamOnCard {
                     let node =
                         refused.map(|refused| (OpAt::Node(launch.clone(), (refused.operation - 1) as u32), refused));
                     passed.refused.extend(node.as_ref().map(|(op, refused)| value_error((op.clone(), refused))));
-                    graph.passed();
+                    graph.passed(launch);
                     drop(launch.finish());
                 }
                 _ => {}
@@ -161,6 +177,27 @@ impl StreamOnCard {
     /// Something is on its way that uses memory or runs functions. Marks and waits keep their order by themselves.
     pub(super) fn has_operations(&self) -> bool {
         lock(&self.flight).sent.iter().any(Sent::is_operation)
+    }
+
+    /// Joint operations on their way, and launches with some: the last mark before each tells whether the stream has
+    /// got there.
+    pub(super) fn joints(&self) -> Vec<(JointRef, bool)> {
+        let flight = lock(&self.flight);
+        let over = flight.sent.iter().rposition(|sent| sent.mark().is_some_and(|mark| mark.is_done()));
+        let mut reached = true;
+        let mut found = Vec::new();
+        for sent in flight.sent.iter().skip(over.map_or(0, |last| last + 1)) {
+            match &sent.item {
+                Item::Joint(call) => found.push((JointRef::Call(call.clone()), reached)),
+                Item::Launch(Some(launch)) => {
+                    let first = launch.exec.graph.groups.iter().map(|calls| calls[0]);
+                    found.extend(first.map(|node| (JointRef::Node(launch.clone(), node), reached)));
+                }
+                Item::Op(_) | Item::Record(_) | Item::Wait(_) | Item::Launch(None) => {}
+            }
+            reached &= sent.mark().is_none();
+        }
+        found
     }
 
     pub(super) fn wait_for(&self, mark: &Mark) -> Result<(), CudaError> {

@@ -21,8 +21,7 @@ conformance! {
         a_wait_that_adds_nothing_adds_no_edge,
         a_dropped_wait_inside_a_capture_loses_its_edge_and_is_told,
         a_dropped_join_does_not_leave_the_stream_unjoined,
-        a_trace_opens_up_every_launch;
-    every_on_hosts:
+        a_trace_opens_up_every_launch,
         a_graph_tells_what_it_writes;
     computing:
         a_replay_gives_the_bits_of_its_eager_twin,

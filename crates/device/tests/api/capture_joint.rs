@@ -10,7 +10,7 @@ use super::{
 };
 
 conformance! {
-    every_on_hosts:
+    every:
         independent_branches_may_meet_in_any_order,
         graphs_and_calls_of_a_group_keep_one_order,
         members_whose_graphs_differ_are_told_the_first_difference,
@@ -19,7 +19,7 @@ conformance! {
         groups_are_free_again_when_their_graphs_are_gone,
         a_member_that_returns_is_missed_in_a_graph,
         a_member_that_fails_in_a_graph_is_named_to_its_peers;
-    computing_on_hosts:
+    computing:
         graphs_of_permuted_groups_compute_what_calls_compute,
         joint_operations_of_two_groups_in_two_branches_compute_what_calls_compute
 }

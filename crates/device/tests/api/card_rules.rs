@@ -35,18 +35,6 @@ fn a_kernel_that_a_card_does_not_have_is_refused_by_name() {
 }
 
 #[test]
-fn a_joint_operation_is_refused_by_name() {
-    let _turn = card_turn();
-    let machine = cuda().machine();
-    let (_device, stream) = open(&machine, 0, "comm");
-    let meeting = machine.meeting("dp", &[0], 0).unwrap();
-    let error = stream.joint(&meeting, Exchange::Barrier, "test", Vec::new()).unwrap_err();
-    let text = "driver 'cuda' has no joint operations, and group 'dp' asks for one; use another driver";
-    assert_eq!(error.to_string(), text);
-    stream.synchronize().unwrap();
-}
-
-#[test]
 fn a_card_that_is_not_there_is_refused_with_how_many_there_are() {
     let _turn = card_turn();
     drop(cuda());

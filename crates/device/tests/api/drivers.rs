@@ -84,8 +84,8 @@ pub(crate) fn on_card(claim: fn(&Driver)) {
 }
 
 /// Makes each claim a test of each driver. `every` claims need no values, `computing` claims do, `blocking` claims
-/// have operations that wait for each other, which takes real threads. What `cuda` does not promise, because it has no
-/// joint operations, finds no races and takes nothing back, is claimed `on_hosts`.
+/// have operations that wait for each other, which takes real threads. What `cuda` does not promise, because it finds
+/// no races, takes back what waits for other ranks only, and leaves sums to NCCL, is claimed `on_hosts`.
 macro_rules! conformance {
     ($kind:ident: $($claim:ident),+ $(,)? $(; $($rest:tt)+)?) => {
         mod $kind {

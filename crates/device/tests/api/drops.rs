@@ -18,19 +18,19 @@ use super::{
 
 conformance! {
     every:
-        a_stream_without_operations_is_dropped_without_an_error;
+        a_stream_without_operations_is_dropped_without_an_error,
+        a_dropped_stream_tells_what_it_threw_away,
+        a_stream_that_waits_is_dropped_at_once;
     every_on_hosts:
         handles_can_be_dropped_in_every_order_with_work_queued,
-        a_dropped_stream_tells_what_it_threw_away,
-        a_stream_that_waits_is_dropped_at_once,
         a_joint_operation_under_way_is_waited_for,
         a_dropped_stream_is_not_waited_for_any_more;
     computing:
         an_operation_may_own_the_last_handle_of_a_stream,
+        a_stream_gets_its_part_of_what_its_peers_have_done_before_it_goes,
         what_an_operation_owns_may_submit_when_it_goes;
     computing_on_hosts:
-        thrown_away_operations_let_go_of_what_they_own,
-        a_stream_gets_its_part_of_what_its_peers_have_done_before_it_goes;
+        thrown_away_operations_let_go_of_what_they_own;
     blocking:
         dropping_waits_for_the_operation_that_runs,
         nothing_runs_behind_work_that_was_thrown_away

@@ -21,8 +21,7 @@ conformance! {
         events_complete_behind_a_failure,
         a_failed_device_refuses_new_work,
         other_devices_of_the_machine_go_on,
-        memory_is_reached_only_as_declared;
-    computing_on_hosts:
+        memory_is_reached_only_as_declared,
         a_failed_rank_takes_its_groups_with_it_and_stays_the_root,
         joint_operations_complete_behind_a_failure
 }

@@ -13,13 +13,11 @@ use super::{
 
 conformance! {
     every:
-        whoever_waits_in_vain_is_told_whether_for_a_stream_an_event_or_values;
-    every_on_hosts:
+        whoever_waits_in_vain_is_told_whether_for_a_stream_an_event_or_values,
         members_with_different_sizes_fail_and_name_both,
         a_rank_that_never_starts_is_named;
     computing:
-        memory_lives_until_its_last_queued_reader_is_done;
-    computing_on_hosts:
+        memory_lives_until_its_last_queued_reader_is_done,
         a_reduction_waits_for_every_stream_that_filled_its_bucket,
         a_thousand_reductions_of_the_rank_give_the_same_sum
 }

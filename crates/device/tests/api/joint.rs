@@ -9,7 +9,7 @@ use super::{
 };
 
 conformance! {
-    every_on_hosts:
+    every:
         every_exchange_moves_what_its_definition_says,
         exchanges_in_place_give_the_same,
         members_are_ordered_by_the_list_and_not_by_rank,
@@ -18,12 +18,13 @@ conformance! {
         one_call_makes_several_exchanges,
         an_empty_call_takes_no_place_in_the_sequence;
     computing_on_hosts:
+        sums_run_in_the_order_of_the_members,
+        low_precision_is_summed_in_f32;
+    computing:
         a_barrier_orders_streams_of_different_ranks,
         a_member_may_use_several_streams_in_turn,
         handles_of_one_member_share_one_sequence,
-        sums_run_in_the_order_of_the_members,
         a_greatest_value_keeps_nan,
-        low_precision_is_summed_in_f32,
         integers_are_summed_exactly,
         rank_threads_meet_a_thousand_times,
         two_groups_over_the_same_ranks_do_not_mix
@@ -153,14 +154,23 @@ fn check(machine: &Machine, ranks: &[u32], kind: Exchange, k: usize, in_place: b
     for (place, got) in exchange(machine, ranks, kind, k, in_place).into_iter().enumerate() {
         let receives = sizes(kind, n, place, k).1.is_some() && machine.computes();
         let want = if receives { reference(kind, n, place, k) } else { Vec::new() };
-        assert_eq!(got, want, "{kind:?} of {k} at place {place} of {ranks:?}, in place: {in_place}");
+        let here = format!("{kind:?} of {k} at place {place} of {ranks:?}, in place: {in_place}");
+        let mean = matches!(kind, Exchange::AllReduce(Reduce::Avg) | Exchange::ReduceScatter(Reduce::Avg));
+        if machine.driver() == "cuda" && mean {
+            // NCCL multiplies every addend by 1/n before it adds: n roundings of the factor and the products, n of sums.
+            let close = |(got, want): (&f32, &f32)| (got - want).abs() <= 2.0 * n as f32 * f32::EPSILON * want.abs();
+            assert!(got.len() == want.len() && got.iter().zip(&want).all(close), "{here}: {got:?}, not {want:?}");
+        } else {
+            assert_eq!(got, want, "{here}");
+        }
     }
 }
 
 fn every_exchange_moves_what_its_definition_says(driver: &Driver) {
     for ranks in MEMBERS {
+        let machine = driver.machine();
         for kind in exchanges(ranks.len() as u32) {
-            [1, 3, 1100].into_iter().for_each(|k| check(&driver.machine(), ranks, kind, k, false));
+            [1, 3, 1100].into_iter().for_each(|k| check(&machine, ranks, kind, k, false));
         }
     }
 }
@@ -169,8 +179,9 @@ fn exchanges_in_place_give_the_same(driver: &Driver) {
     use Reduce::{Avg, Max, Sum};
     let kinds = [Sum, Avg, Max].map(|r| [Exchange::AllReduce(r), Exchange::ReduceScatter(r)]);
     for ranks in MEMBERS {
+        let machine = driver.machine();
         for kind in kinds.into_iter().flatten().chain([Exchange::AllGather]) {
-            [1, 5, 1030].into_iter().for_each(|k| check(&driver.machine(), ranks, kind, k, true));
+            [1, 5, 1030].into_iter().for_each(|k| check(&machine, ranks, kind, k, true));
         }
     }
 }
@@ -219,7 +230,8 @@ fn a_group_of_one_meets_itself(driver: &Driver) {
 
 fn an_empty_exchange_is_still_a_meeting(driver: &Driver) {
     for ranks in MEMBERS {
-        exchanges(ranks.len() as u32).into_iter().for_each(|kind| check(&driver.machine(), ranks, kind, 0, false));
+        let machine = driver.machine();
+        exchanges(ranks.len() as u32).into_iter().for_each(|kind| check(&machine, ranks, kind, 0, false));
     }
 }
 
@@ -299,11 +311,13 @@ fn all_reduce<T: Element>(machine: &Machine, kind: Reduce, values: &[T]) -> Vec<
 }
 
 fn a_greatest_value_keeps_nan(driver: &Driver) {
-    for at in 0..3 {
-        let mut values = [1f32, 5.0, -2.0];
-        assert_eq!(all_reduce(&driver.machine(), Reduce::Max, &values), [5.0; 3]);
-        values[at] = f32::NAN;
-        let got = all_reduce(&driver.machine(), Reduce::Max, &values);
+    let machine = driver.machine();
+    assert_eq!(all_reduce(&machine, Reduce::Max, &[-3f32, -1.5, f32::NEG_INFINITY]), [-1.5; 3]);
+    for (at, nan) in [f32::NAN, -f32::NAN, f32::NAN].into_iter().enumerate() {
+        let mut values = [1f32, 5.0, f32::INFINITY];
+        assert_eq!(all_reduce(&machine, Reduce::Max, &values), [f32::INFINITY; 3]);
+        values[at] = nan;
+        let got = all_reduce(&machine, Reduce::Max, &values);
         assert!(got.iter().all(|x| x.is_nan()), "{got:?}");
     }
 }

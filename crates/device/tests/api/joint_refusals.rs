@@ -9,7 +9,7 @@ use super::{
 };
 
 conformance! {
-    every_on_hosts:
+    every:
         sizes_that_do_not_fit_are_refused_at_submission,
         accesses_that_do_not_fit_are_refused_at_submission,
         exchanges_of_one_call_that_touch_each_other_are_refused,

@@ -12,8 +12,7 @@ conformance! {
     every:
         a_rank_is_taken_while_any_handle_of_it_lives,
         a_rank_can_be_opened_again_as_soon_as_its_handles_are_gone,
-        memory_of_a_former_device_is_refused;
-    every_on_hosts:
+        memory_of_a_former_device_is_refused,
         a_group_is_whole_again_when_its_ranks_are_opened_again,
         a_name_that_all_have_closed_is_free_for_another_group,
         a_name_is_not_free_while_a_call_is_under_way,
