@@ -85,7 +85,7 @@ mod tests {
     fn a_variable_that_is_missing_or_different_is_named_with_what_it_must_be() {
         assert_eq!(check(&NEEDED, |name| NEEDED.iter().find(|n| n.0 == name).map(|n| n.1.to_owned())), Ok(()));
         let error = check(&NEEDED_BY_NCCL, |_| None).unwrap_err();
-        let text = "NCCL_MULTI_RANK_GPU_ENABLE is None and must be \"1\"; call device::cuda::prepare() first in main";
+        let text = "NCCL_MULTI_RANK_GPU_ENABLE is None and must be 1; call device::cuda::prepare() first in main";
         assert_eq!(error.to_string(), text);
         let error = check(&NEEDED, |name| (name == NEEDED[0].0).then(|| "LAZY".to_owned())).unwrap_err();
         let have = Some("LAZY".to_owned());
