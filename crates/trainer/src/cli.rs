@@ -44,7 +44,7 @@ impl Cli {
 pub struct ConfigArgs {
     /// Configuration file (TOML); relative data paths start at its folder.
     pub config: PathBuf,
-    /// Put a setting over the file's; may be repeated.
+    /// Put a setting over the file's; without a value, take the file's away; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
 }
@@ -116,7 +116,7 @@ pub struct VerifyArgs {
     /// Configuration file (TOML).
     #[arg(required_unless_present = "read")]
     pub config: Option<PathBuf>,
-    /// Put a setting over the file's; may be repeated.
+    /// Put a setting over the file's; without a value, take the file's away; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", conflicts_with = "read")]
     pub set: Vec<String>,
     /// Check a trace that --trace or --shrunk has written, instead of running steps.
@@ -213,7 +213,7 @@ impl GroupsArgs {
 pub struct DoctorArgs {
     /// A configuration to hold against this machine.
     pub config: Option<PathBuf>,
-    /// Put a setting over the file's; may be repeated.
+    /// Put a setting over the file's; without a value, take the file's away; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "config")]
     pub set: Vec<String>,
 }

@@ -145,6 +145,9 @@ pub enum TrainError {
     /// The optimizer or the reduction refused or failed.
     #[error(transparent)]
     Ddp(#[from] ddp::DdpError),
+    /// `verify` was given seeds for a driver that draws no orders.
+    #[error("seeds are of orders that sim draws, and dry runs no order: leave out --on dry, or the seeds")]
+    SeedsOnDry,
     /// A wait that was to be taken away does not occur.
     #[error("no wait is named '{wait}' in these steps; there are: {}", waits.join(", "))]
     NothingDropped {

@@ -35,6 +35,7 @@ pub(crate) fn verify_run(config: &Config, args: &VerifyArgs) -> Result<Verified,
     config.train.global_batch = per_step;
     (config.train.eval_interval, config.train.eval_samples) = (STEPS - 1, per_step);
     let seeds: Vec<Option<u64>> = match args.on() {
+        VerifyOn::Dry if args.seeds.is_some() || args.seed.is_some() => return Err(TrainError::SeedsOnDry),
         VerifyOn::Dry => vec![None],
         VerifyOn::Sim => args.seeds().map(Some).collect(),
     };

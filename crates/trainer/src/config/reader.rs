@@ -24,7 +24,8 @@ impl Reader {
     }
 
     /// Puts `section.key=value` over what the file says. The value is TOML; what is no TOML value is a string, so that
-    /// `--set model.arch=gpt2` needs no quotes.
+    /// `--set model.arch=gpt2` needs no quotes. Without a value the file's setting goes; where there is none, it is read
+    /// as an empty one, so that a misspelled key is told.
     pub(crate) fn set(&mut self, text: &str) {
         let parts = text.split_once('=').and_then(|(name, value)| {
             let (section, key) = name.trim().split_once('.')?;
@@ -42,7 +43,10 @@ impl Reader {
         let entry = self.table.entry(section).or_insert_with(|| Value::Table(Table::new()));
         // A section that is no table is reported when it is read.
         if let Value::Table(entry) = entry {
-            entry.insert(key.to_owned(), override_value(value));
+            let is_taken_away = value.is_empty() && entry.remove(key).is_some();
+            if !is_taken_away {
+                entry.insert(key.to_owned(), override_value(value));
+            }
         }
     }
 
@@ -71,8 +75,12 @@ impl Reader {
 
     /// Adds what follows from several settings, unless one of them is wrong by itself: then the rest is a guess.
     pub(crate) fn check(&mut self, violations: Vec<Violation>) {
-        let wrong: Vec<String> =
+        let mut wrong: Vec<String> =
             self.violations.iter().flat_map(|v| &v.settings).map(|setting| setting.key.clone()).collect();
+        if wrong.iter().any(|key| key == "model.dim") {
+            // Left open, these follow the width.
+            wrong.extend(["heads", "kv_heads", "ffn_dim"].map(|key| format!("model.{key}")));
+        }
         let of_good = |v: &Violation| !v.settings.iter().any(|setting| wrong.contains(&setting.key));
         self.violations.extend(violations.into_iter().filter(of_good));
     }

@@ -275,9 +275,7 @@ pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
     found.extend(dispatch_has_gathers(config));
     found.extend(gates_have_graphs(config));
     found.extend(shards_have_settings(config));
-    if found.is_empty() {
-        found.extend(layout_shares_the_model(config));
-    }
+    found.extend(layout_shares_the_model(config));
     found.extend(sequence_has_a_group(config));
     found
 }
@@ -303,9 +301,20 @@ fn shards_have_settings(config: &Config) -> Vec<Violation> {
     useless.map(told).collect()
 }
 
-/// What of the model does not divide over tensor groups and weight shards. Only asked once all else is right.
+/// What of the model does not divide over tensor groups and weight shards of a layout that there can be.
 fn layout_shares_the_model(config: &Config) -> Vec<Violation> {
-    let Err(violations) = crate::train::lay_out(config) else { return Vec::new() };
+    if config.layout.plan().is_err() {
+        return Vec::new();
+    }
+    let Err(mut violations) = crate::train::lay_out(config) else { return Vec::new() };
+    let batch_is_told = batch_divides(config).is_some();
+    violations.0.retain(|violation| match violation.rule {
+        // `heads_fit` tells these, with what is nearest.
+        ConfigRule::Divides { .. } | ConfigRule::EvenHeads { .. } => false,
+        // A batch that divides may make other microbatches, whose tokens split.
+        ConfigRule::SplitsTokens { .. } => !batch_is_told,
+        _ => true,
+    });
     let told = |violation: &model::ConfigViolation| {
         let section = if violation.setting == "alignment" { "gtp" } else { "model" };
         let setting = |value: usize| Setting::new(format!("{section}.{}", violation.setting), value as i64);

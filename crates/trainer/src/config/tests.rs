@@ -306,6 +306,40 @@ fn a_step_of_more_tokens_than_are_counted_is_told_with_a_smaller_batch_and_a_sho
 }
 
 #[test]
+fn what_does_not_divide_over_the_layout_is_told_beside_whatever_else_is_wrong() {
+    let keys = |overrides: &[&str]| -> Vec<String> {
+        let violations = report(SMALL, overrides).violations;
+        violations.iter().map(|violation| violation.settings[0].key.clone()).collect()
+    };
+    let bad = ["layout.tp=3", "train.global_batch=7", "layout.dp=2", "optimizer.decay_steps=5"];
+    assert_eq!(keys(&bad), ["train.global_batch", "optimizer.decay_steps", "model.heads", "model.ffn_dim"]);
+    // Once each, though the model has rules of its own for them.
+    assert_eq!(keys(&["model.heads=3", "layout.tp=3"]), ["model.heads", "model.ffn_dim"]);
+    assert_eq!(keys(&["model.heads=3", "layout.tp=2"]), ["model.heads", "model.heads"]);
+    let turned = ["model.arch=llama", "model.dim=60", "model.heads=4", "layout.tp=2", "model.ffn_dim=160"];
+    assert_eq!(keys(&turned), ["model.heads"]);
+    // Tokens of a batch that has still to change are nobody's.
+    let split = ["layout.tp=2", "layout.sequence_parallel=true", "model.seq_len=31"];
+    assert_eq!(keys(&[&split[..], &["train.micro_batch=1"]].concat()), ["model.seq_len"]);
+    assert_eq!(keys(&[&split[..], &["train.global_batch=7", "layout.dp=2"]].concat()), ["train.global_batch"]);
+    // What would follow from a width that is wrong is no advice.
+    assert_eq!(keys(&["layout.tp=2", "model.dim=0"]), ["model.dim"]);
+    assert_eq!(keys(&["layout.tp=2", "layout.order=gtp-dp"]), ["layout.order"]);
+}
+
+#[test]
+fn an_override_without_a_value_takes_the_files_setting_away() {
+    let file = format!("{SMALL}[layout]\ntp = 2\nsequence_parallel = true\n");
+    let refused = report(&file, &["layout.tp=1"]).violations;
+    assert_eq!(refused[0].nearest[0].to_string(), "layout.sequence_parallel (not set)");
+    let taken = parse(&file, &["layout.tp=1", "layout.sequence_parallel="]).unwrap();
+    assert_eq!((taken.layout.tp, taken.layout.sequence_parallel), (1, None));
+    // What is not there cannot be taken away, and a key that does not exist is told.
+    assert!(only(&["gtp.look_ahead="]).contains("must be a whole number, not string"));
+    assert!(only(&["gtp.lookahead="]).contains("there is no such key"));
+}
+
+#[test]
 fn what_this_version_cannot_do_is_refused_with_what_it_can() {
     let cases = [
         ("layout.cp=2", "layout.cp = 1"),

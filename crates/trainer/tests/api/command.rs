@@ -237,6 +237,9 @@ fn verify_ends_with_success_where_nothing_is_missing_and_with_the_missing_wait_w
     assert!(told.contains("without 'pgroups.read_after_publish': ") && told.contains("waits named 'pgroups"), "{told}");
     let picture = std::fs::read_to_string(picture).unwrap();
     assert!(picture.starts_with("<svg") && picture.contains("nothing orders these: no 'pgroups.read_after_publish'"));
+    let seeds = trainer(&["verify", config, "--on", "dry", "--seeds", "3"]);
+    assert_eq!((seeds.status.code(), stdout(&seeds)), (Some(2), String::new()));
+    assert!(stderr(&seeds).contains("dry runs no order"), "{}", stderr(&seeds));
     let typo = trainer(&["verify", config, "--drop", "pgroups.read_after_publsh"]);
     assert_eq!(typo.status.code(), Some(2), "an error, no finding");
     assert!(stderr(&typo).contains("no wait is named 'pgroups.read_after_publsh'"), "{}", stderr(&typo));

@@ -109,3 +109,23 @@ fn a_process_that_gets_a_signal_ends_its_ranks_at_one_step_with_whole_files_and_
         assert!(folder.path().join("signalled/loss.svg").is_file());
     }
 }
+
+#[test]
+#[cfg(unix)]
+fn a_command_that_trains_nothing_ends_with_its_first_signal() {
+    use std::os::unix::process::ExitStatusExt;
+    let folder = Folder::with_config(TRAIN);
+    for (name, number) in [("TERM", 15), ("INT", 2)] {
+        // A plan that takes many seconds.
+        let mut child = Command::new(env!("CARGO_BIN_EXE_trainer"))
+            .args(["plan", folder.config().to_str().unwrap(), "--set", "layout.dp=128", "--set", "layout.gtp=2"])
+            .args(["--set", "train.global_batch=512", "--set", "model.layers=16"])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {}", child.id())]).status().unwrap();
+        assert!(sent.success());
+        assert_eq!(child.wait().unwrap().signal(), Some(number), "{name}");
+    }
+}
