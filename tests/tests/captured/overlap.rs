@@ -1,4 +1,5 @@
-//! Gathers run while an earlier layer computes: on threads, by operations that wait for each other.
+//! Gathers run while an earlier layer computes, and reductions while later backward operations do: on threads, by
+//! operations that wait for each other and by the times of a recorded step.
 
 use std::{
     sync::{
@@ -9,9 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ddp::{BucketSize, Ddp, DdpConfig, DeclaredParam, Loaded, ParamBuffers, PlanConfig, Sharding};
+use ddp::{BucketSize, Ddp, DdpConfig, DeclaredParam, GradOverlap, Loaded, ParamBuffers, PlanConfig, Sharding};
 use device::{
-    Access, DType, Machine, Op, OpError,
+    Access, DType, Machine, Op, OpError, Trace, TraceEvent,
     ops::{Factor, Scale},
 };
 use graphcap::{GateMode, GraphConfig, GraphSet, Scope};
@@ -128,4 +129,94 @@ fn a_later_bucket_is_gathered_while_the_first_layer_of_a_graph_computes() {
     // Where the launch waits for all buckets, neither can be beside the other.
     let apart = run(GateMode::BeforeReplay, Duration::from_millis(200)).unwrap_err();
     assert!(format!("{apart:?}").contains("nothing happens beside this"), "{apart:?}");
+}
+
+/// How long the last backward operation of a step takes: a reduction of a few hundred bytes fits many times.
+const LAST_BACKWARD: Duration = Duration::from_millis(40);
+
+/// Backward of a graph, layer by layer from the last one, then the step's reductions.
+fn reduce(rank: &Rank, gates: GateMode, overlap: GradOverlap, steps: usize) -> Result<(), Caught> {
+    let layout = Layout::new(&LayoutConfig { dp: Some(2), ..LayoutConfig::default() })?;
+    let groups = ProcessGroups::build(rank, &layout, &Needs::keys([Key::DP_CP, Key::DP_CP_GTP, Key::MP]))?;
+    let compute = rank.device.stream("compute")?;
+    let declared: Vec<DeclaredParam> = SIZES.into_iter().map(declared).collect();
+    let plan = PlanConfig { bucket_size: BucketSize::PerUnit, ..PlanConfig::default() };
+    let buffers = ParamBuffers::allocate(rank, &layout, &declared, plan)?;
+    buffers.fill(&compute, Seed(7))?;
+    let ddp = Ddp::attach(&buffers, &groups, DdpConfig { overlap, ..DdpConfig::default() }, &compute)?;
+    rank.device.synchronize()?;
+    let mut set = GraphSet::new(&compute, GraphConfig { gates, ..GraphConfig::new(Scope::Microbatch) })?;
+    let (graph, ()) = set.capture("backward", &compute, |scope| -> Result<(), Caught> {
+        for (i, param) in buffers.params().iter().enumerate().rev() {
+            let mut turn = scope.turn(Pass::Backward);
+            turn.open(param, &compute)?;
+            let backward = move |args: &mut device::Args<'_>| {
+                args.write::<f32>(0)?.iter_mut().for_each(|grad| *grad += 1.0);
+                if i == 0 {
+                    thread::sleep(LAST_BACKWARD);
+                }
+                Ok(())
+            };
+            let grad = vec![Access::update(&param.main_grad())];
+            compute.launch(Op::host("backward", format!("h{i}"), grad, backward))?;
+            turn.landed(param, &compute)?;
+        }
+        Ok(())
+    })?;
+    for _ in 0..steps {
+        ddp.begin_microbatch(&compute)?;
+        graph.replay(&compute, &[])?;
+        ddp.end_microbatch(&compute)?;
+        ddp.finish_grads()?;
+        ddp.read_grads(&compute)?;
+        ddp.done_grads(&compute)?;
+        rank.device.synchronize()?;
+    }
+    Ok(())
+}
+
+/// Reductions that ran, at least in part, in the time of some last backward operation of their rank.
+fn beside_the_last_backward(trace: &Trace) -> usize {
+    let calls = trace.events.iter().filter_map(|event| match event {
+        TraceEvent::Joint { rank, stream, seq, .. } => Some((*rank, *stream, *seq)),
+        _ => None,
+    });
+    let calls: Vec<_> = calls.collect();
+    let ran = |of_rank: u32, joint: bool| {
+        trace
+            .events
+            .iter()
+            .filter_map(move |event| match event {
+                TraceEvent::Ran { rank, stream, seq, name, start, end, .. } if *rank == of_rank => {
+                    Some((*stream, *seq, name.as_str() == "backward", *start, *end))
+                }
+                _ => None,
+            })
+            .filter(move |(_, _, backward, ..)| *backward != joint)
+            .collect::<Vec<_>>()
+    };
+    let of = |rank: u32| {
+        let long = LAST_BACKWARD.as_nanos() as u64;
+        let last = ran(rank, false).into_iter().filter(|(_, _, _, start, end)| end - start >= long).collect::<Vec<_>>();
+        let reductions = ran(rank, true).into_iter().filter(|(stream, seq, ..)| calls.contains(&(rank, *stream, *seq)));
+        reductions.filter(|(.., start, end)| last.iter().any(|(.., from, to)| start < to && from < end)).count()
+    };
+    of(0) + of(1)
+}
+
+fn recorded(gates: GateMode, overlap: GradOverlap, steps: usize) -> usize {
+    let machine = Machine::cpu(6).unwrap();
+    machine.trace_start();
+    local(&machine, 2, |rank| reduce(&rank, gates, overlap, steps)).unwrap();
+    beside_the_last_backward(&machine.trace_stop())
+}
+
+#[test]
+fn reductions_of_later_layers_run_while_the_first_layer_is_still_in_backward() {
+    for gates in [GateMode::InGraph, GateMode::BeforeReplay] {
+        // A thread may get no core in the time of one step; in none of twenty it would be something else.
+        let ran = (0..20).any(|_| recorded(gates, GradOverlap::default(), 1) > 0);
+        assert!(ran, "{gates}");
+        assert_eq!(recorded(gates, GradOverlap::AtFinish, 3), 0, "{gates}: they wait for the whole pass");
+    }
 }
