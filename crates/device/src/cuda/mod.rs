@@ -3,7 +3,7 @@
 //! The CUDA libraries are opened when a machine is, so the same program runs on hosts without them and says what is
 //! missing. A program begins with [`prepare`], because CUDA reads some variables before anything else.
 //!
-//! Raw calls come from cudarc; [`check`](error::check) makes results of them; the types of this module (`Card`,
+//! Raw calls come from cudarc; `error::check` makes results of them; the types of this module (`Card`,
 //! `DeviceMemory`, `PinnedBlock`, `CardEvent`, `StreamOnCard`, `GraphOnCard`) own what they made and are safe to use.
 
 mod blaslt; // products through a library

@@ -33,9 +33,14 @@ pub struct VocabShard {
 impl VocabRows {
     /// The part of this rank.
     pub fn shard(self, region: &Region) -> VocabShard {
-        let rows = self.rows.div_ceil(region.size() as usize);
+        self.part(region.place() as u32, region.size())
+    }
+
+    /// The part of the member at `place` of `members`.
+    fn part(self, place: u32, members: u32) -> VocabShard {
+        let rows = self.rows.div_ceil(members as usize);
         // Clipped: a part that is all padding begins where the valid ids end.
-        let start = (region.place() * rows).min(self.size);
+        let start = (place as usize * rows).min(self.size);
         VocabShard { ids: Ids { size: self.size, start }, rows, valid: rows.min(self.size - start) }
     }
 }
@@ -129,10 +134,11 @@ impl VocabTable {
     /// [`LayerError::TableRows`]; of the device, the frame and the weights.
     pub fn logits(&self, f: &mut Frame, w: &mut dyn Weights, x: &View) -> Result<View, LayerError> {
         let region = Region::of(w);
-        let valid = self.vocab.shard(&region).valid;
+        let VocabShard { rows, valid, .. } = self.vocab.shard(&region);
         let (_, outer) = x.shape().split_last().unwrap_or((&0, &[]));
-        // Rows apart by a multiple of what products like, whatever the vocabulary is.
-        let width = valid.next_multiple_of(LOGITS_PITCH);
+        // Rows apart by a multiple of what products like, whatever the vocabulary is; as far on every member, because one
+        // plan of memory serves all.
+        let width = rows.next_multiple_of(LOGITS_PITCH);
         let logits = f.temp(&[outer, &[width]].concat(), x.dtype())?.columns(0..valid)?;
         let on = f.stream();
         let table = w.take(&self.table, on)?;
@@ -181,7 +187,8 @@ impl VocabTable {
         dlogits: &View,
         x: &View,
     ) -> Result<(), LayerError> {
-        let VocabShard { valid, rows, .. } = self.vocab.shard(&Region::of(w));
+        let region = Region::of(w);
+        let VocabShard { valid, rows, .. } = self.vocab.shard(&region);
         let grad = w.grad(&self.table, f.stream())?;
         let (dtable, into) = grad.target();
         if valid > 0 {
@@ -189,12 +196,16 @@ impl VocabTable {
             let product = Gemm { a: dlogits, b: x, c: &c, trans: Trans::Tn, finish };
             f.stream().launch(product.op(&self.site)?)?;
         }
-        if rows > valid {
-            // Rows past the vocabulary get 0 like any other contribution: a first one clears what is there.
-            let rest = dtable.rows(valid..rows)?;
-            let zeros = f.temp(rest.shape(), DType::F32)?;
+        // Rows past the vocabulary get 0 like any other contribution: a first one clears what is there. The last member
+        // has the most of them; all make the zeros, because one plan of memory serves all.
+        let most = rows - self.vocab.part(region.size() - 1, region.size()).valid;
+        if most > 0 {
+            let zeros = f.temp(&[most, dtable.shape()[1]], DType::F32)?;
             f.stream().launch(Fill { y: &zeros, value: 0.0 }.op(&self.site)?)?;
-            contribute(&zeros, &rest, into, &self.site, f.stream())?;
+            if rows > valid {
+                let rest = dtable.rows(valid..rows)?;
+                contribute(&zeros.rows(0..rows - valid)?, &rest, into, &self.site, f.stream())?;
+            }
         }
         Ok(w.grad_done(&self.table, f.stream())?)
     }

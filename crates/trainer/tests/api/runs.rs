@@ -161,17 +161,23 @@ fn two_unlike_runs_beside_each_other_do_not_change_each_other() {
 }
 
 #[test]
-fn random_tokens_of_a_padded_vocabulary_take_the_place_of_text() {
-    let folder = Folder::new();
-    let text = "[model]\nlayers = 1\ndim = 16\nheads = 2\nseq_len = 16\nvocab = 1000\nvocab_rows = 1024\n[layout]\ntp = 2\n\
-                [train]\nsteps = 3\nglobal_batch = 4\n[data]\nrandom_tokens = 5000\n[log]\nprogress = \"none\"\n";
-    let config = Config::parse(text, Path::new("test"), folder.path(), &[] as &[&str]).unwrap();
-    assert_eq!(Config::parse(&config.to_toml(), Path::new("test"), folder.path(), &[] as &[&str]).unwrap(), config);
-    let trained = trainer::train(&config, RunOptions::new(folder.path().join("run"))).unwrap();
-    // Nothing is known yet: the loss of an even guess among the ids that there are.
-    let first = f64::from(trained.metrics[0].loss);
-    assert!((first - 1000f64.ln()).abs() < 0.05, "{first}");
-    assert!(trained.sample.is_none(), "there is no text to go on with");
+fn random_tokens_of_a_vocabulary_that_is_padded_or_does_not_divide_take_the_place_of_text() {
+    for (rows, tp) in [(1024, 2), (1001, 2), (1001, 4)] {
+        let folder = Folder::new();
+        let text = format!(
+            "[model]\nlayers = 1\ndim = 16\nheads = 4\nseq_len = 16\nvocab = 1001\nvocab_rows = {rows}\n\
+             [layout]\ntp = {tp}\n[train]\nsteps = 3\nglobal_batch = 4\n[data]\nrandom_tokens = 5000\n\
+             [log]\nprogress = \"none\"\n"
+        );
+        let read = |text: &str| Config::parse(text, Path::new("test"), folder.path(), &[] as &[&str]).unwrap();
+        let config = read(&text);
+        assert_eq!(read(&config.to_toml()), config);
+        let trained = trainer::train(&config, RunOptions::new(folder.path().join("run"))).unwrap();
+        // Nothing is known yet: the loss of an even guess among the ids that there are.
+        let first = f64::from(trained.metrics[0].loss);
+        assert!((first - 1001f64.ln()).abs() < 0.05, "{first}");
+        assert!(trained.sample.is_none(), "there is no text to go on with");
+    }
 }
 
 #[test]
