@@ -152,7 +152,9 @@ fn addresses_never_change_over_passes_and_nothing_is_allocated_any_more() {
             let before = memory(stand)?;
             for _ in 0..3 {
                 stand.pass(&acts)?;
-                assert_eq!(memory(stand)?, before, "a step allocates nothing");
+                // What only the first pass needed may go when the last operation on it has run.
+                let new: Vec<_> = memory(stand)?.into_iter().filter(|used| !before.contains(used)).collect();
+                assert!(new.is_empty(), "a step allocates nothing, not {new:?}");
             }
             Ok(stand.gtp.plan()?)
         });
