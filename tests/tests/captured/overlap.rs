@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ddp::{BucketSize, Ddp, DdpConfig, DeclaredParam, GradOverlap, Loaded, ParamBuffers, PlanConfig, Sharding};
+use ddp::{BucketSize, Ddp, DdpConfig, DeclaredParam, Loaded, ParamBuffers, PlanConfig, Sharding};
 use device::{
     Access, DType, Machine, Op, OpError, Trace, TraceEvent,
     ops::{Factor, Scale},
@@ -135,15 +135,15 @@ fn a_later_bucket_is_gathered_while_the_first_layer_of_a_graph_computes() {
 const LAST_BACKWARD: Duration = Duration::from_millis(40);
 
 /// Backward of a graph, layer by layer from the last one, then the step's reductions.
-fn reduce(rank: &Rank, gates: GateMode, overlap: GradOverlap, steps: usize) -> Result<(), Caught> {
+fn reduce(rank: &Rank, gates: GateMode, bucket_size: BucketSize, steps: usize) -> Result<(), Caught> {
     let layout = Layout::new(&LayoutConfig { dp: Some(2), ..LayoutConfig::default() })?;
     let groups = ProcessGroups::build(rank, &layout, &Needs::keys([Key::DP_CP, Key::DP_CP_GTP, Key::MP]))?;
     let compute = rank.device.stream("compute")?;
     let declared: Vec<DeclaredParam> = SIZES.into_iter().map(declared).collect();
-    let plan = PlanConfig { bucket_size: BucketSize::PerUnit, ..PlanConfig::default() };
+    let plan = PlanConfig { bucket_size, ..PlanConfig::default() };
     let buffers = ParamBuffers::allocate(rank, &layout, &declared, plan)?;
     buffers.fill(&compute, Seed(7))?;
-    let ddp = Ddp::attach(&buffers, &groups, DdpConfig { overlap, ..DdpConfig::default() }, &compute)?;
+    let ddp = Ddp::attach(&buffers, &groups, DdpConfig::default(), &compute)?;
     rank.device.synchronize()?;
     let mut set = GraphSet::new(&compute, GraphConfig { gates, ..GraphConfig::new(Scope::Microbatch) })?;
     let (graph, ()) = set.capture("backward", &compute, |scope| -> Result<(), Caught> {
@@ -204,10 +204,10 @@ fn beside_the_last_backward(trace: &Trace) -> usize {
     of(0) + of(1)
 }
 
-fn recorded(gates: GateMode, overlap: GradOverlap, steps: usize) -> usize {
+fn recorded(gates: GateMode, bucket_size: BucketSize, steps: usize) -> usize {
     let machine = Machine::cpu(6).unwrap();
     machine.trace_start();
-    local(&machine, 2, |rank| reduce(&rank, gates, overlap, steps)).unwrap();
+    local(&machine, 2, |rank| reduce(&rank, gates, bucket_size, steps)).unwrap();
     beside_the_last_backward(&machine.trace_stop())
 }
 
@@ -215,8 +215,8 @@ fn recorded(gates: GateMode, overlap: GradOverlap, steps: usize) -> usize {
 fn reductions_of_later_layers_run_while_the_first_layer_is_still_in_backward() {
     for gates in [GateMode::InGraph, GateMode::BeforeReplay] {
         // A thread may get no core in the time of one step; in none of twenty it would be something else.
-        let ran = (0..20).any(|_| recorded(gates, GradOverlap::default(), 1) > 0);
+        let ran = (0..20).any(|_| recorded(gates, BucketSize::PerUnit, 1) > 0);
         assert!(ran, "{gates}");
-        assert_eq!(recorded(gates, GradOverlap::AtFinish, 3), 0, "{gates}: they wait for the whole pass");
+        assert_eq!(recorded(gates, BucketSize::Unlimited, 3), 0, "{gates}: one bucket waits for the whole pass");
     }
 }
