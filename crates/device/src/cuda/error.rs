@@ -91,7 +91,7 @@ pub enum CudaError {
         log: String,
     },
     /// NCCL is older than this program, or than what is asked of it.
-    #[error("NCCL is {}, {what_for}needs {} or newer; install it or put its folder into LD_LIBRARY_PATH", nccl(*have), nccl(*need))]
+    #[error("NCCL is {}, {what_for}needs {} or newer; install it or put its folder into LD_LIBRARY_PATH", nccl_version(*have), nccl_version(*need))]
     OldNccl {
         /// Version that was found, as 10000 · major + 100 · minor + patch.
         have: i32,
@@ -163,7 +163,7 @@ impl CudaError {
 }
 
 /// A version of NCCL as people write it.
-fn nccl(version: i32) -> String {
+pub(super) fn nccl_version(version: i32) -> String {
     format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
 }
 

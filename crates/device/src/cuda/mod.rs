@@ -44,5 +44,6 @@ pub use self::error::CudaError;
 pub(crate) use self::event::Point;
 pub(crate) use self::graph::GraphOnCard;
 pub(crate) use self::memory::DeviceMemory;
+pub use self::nccl::find_nccl;
 pub use self::prepare::prepare;
 pub(crate) use self::stream::StreamOnCard;

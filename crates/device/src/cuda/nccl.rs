@@ -12,6 +12,7 @@ use cudarc::nccl::sys;
 use super::{
     CudaError,
     card::{Card, RawStream},
+    error::nccl_version,
 };
 use crate::{DType, Reduce};
 
@@ -47,6 +48,14 @@ pub(super) fn open() -> Result<i32, CudaError> {
         return Err(CudaError::OldNccl { have: version, need: OLDEST, what_for: "this program " });
     }
     Ok(version)
+}
+
+/// The version of the NCCL that groups of several ranks will use, as `major.minor.patch`. Opens the library.
+///
+/// # Errors
+/// [`CudaError::Missing`], [`CudaError::OldNccl`].
+pub fn find_nccl() -> Result<String, CudaError> {
+    open().map(nccl_version)
 }
 
 impl Id {

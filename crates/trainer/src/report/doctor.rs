@@ -65,10 +65,12 @@ impl Doctor {
         let placement = Placement::of(config);
         self.findings.push(threads_fit(&placement));
         self.findings.push(memory_fits(plan.bytes(), memory()));
-        let text = data::resolve(&config.data.base, &config.data.path);
-        self.findings.push(match text {
-            Ok(files) => found("text", format!("{} files", files.len())),
-            Err(error) => missing("text", &error.to_string()),
+        self.findings.push(match config.data.random_tokens {
+            Some(tokens) => found("text", format!("{tokens} random tokens in its place")),
+            None => match data::resolve(&config.data.base, &config.data.path) {
+                Ok(files) => found("text", format!("{} files", files.len())),
+                Err(error) => missing("text", &error.to_string()),
+            },
         });
     }
 }
@@ -101,9 +103,12 @@ fn build() -> Vec<Finding> {
             Err(error) => missing("cuda driver", &format!("{error}; runs are on the CPU")),
         },
         found("local transport", "ranks are threads of this process".to_owned()),
-        missing("nccl transport", "this version has none; ranks on several GPUs cannot meet"),
+        match cuda::find_nccl() {
+            Ok(version) => found("nccl transport", version),
+            Err(error) => missing("nccl transport", &format!("{error}; ranks on cards cannot meet")),
+        },
         missing("mpi transport", "this version has none; a run stays on this machine"),
-        missing("optional features", "nccl and mpi are not in this version, so none can be switched on"),
+        missing("optional features", "mpi is not in this version, so none can be switched on"),
     ]
 }
 

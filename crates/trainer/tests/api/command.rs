@@ -151,11 +151,15 @@ fn plan_draws_a_step_that_nobody_ran() {
 #[test]
 fn doctor_names_what_is_there_and_holds_a_configuration_against_it() {
     let plain = stdout(&trainer(&["doctor"]));
-    for what in ["cores", "memory", "thread limit", "drivers", "local transport", "mpi transport", "optional features"]
-    {
+    let always = ["cores", "memory", "thread limit", "drivers", "local transport", "nccl transport", "mpi transport"];
+    for what in always.into_iter().chain(["optional features"]) {
         assert!(plain.lines().any(|line| line.contains(what)), "{what} is not in\n{plain}");
     }
     assert!(!plain.contains("memory for the run"));
+    let numbers = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
+    let set = ["--set", "data.path=", "--set", "data.random_tokens=5000"];
+    let held = stdout(&trainer(&[&["doctor", numbers.config().to_str().unwrap()], &set[..]].concat()));
+    assert!(held.lines().any(|line| line.starts_with("there") && line.contains("5000 random tokens")), "{held}");
     let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
     let config = folder.config();
     let held = stdout(&trainer(&["doctor", config.to_str().unwrap(), "--set", "device.threads=1000"]));
