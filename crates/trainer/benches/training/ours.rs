@@ -15,6 +15,9 @@ pub(crate) const SEQ: usize = 256;
 /// Steps before the ones that count: they touch memory for the first time.
 const WARM_UP: usize = 2;
 
+/// Steps behind them: the host runs ahead, so that the last one's time leaves out work that the first one's had waited for.
+const TAIL: usize = 2;
+
 /// How the ranks share the work.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup {
@@ -73,8 +76,9 @@ impl Ours {
 
     /// Seconds a step, out of `steps` of them, and the loss of the last one.
     pub(crate) fn measure(&self, setup: Setup, steps: usize) -> Result<(f64, f64), Failed> {
-        let trained = trainer::train(&self.config(setup, WARM_UP + steps)?, RunOptions::new(self.folder.join("run")))?;
-        let counted = &trained.metrics[WARM_UP..];
+        let config = self.config(setup, WARM_UP + steps + TAIL)?;
+        let trained = trainer::train(&config, RunOptions::new(self.folder.join("run")))?;
+        let counted = &trained.metrics[WARM_UP..WARM_UP + steps];
         let seconds = counted.iter().map(|step| step.seconds).sum::<f64>() / steps as f64;
         Ok((seconds, f64::from(counted[steps - 1].loss)))
     }
