@@ -144,30 +144,33 @@ pub(super) fn product(c: &mut RowsMut<'_, f32>, keep: f32, alpha: f32, a: Factor
     {
         let ((a_row, a_col), (b_row, b_col)) = (a.strides(), b.strides());
         let c_row = c.pitch() as isize;
+        // The library wants the entries of a column of the result beside each other; ours are rows, so it gets everything
+        // transposed, factors exchanged.
         // SAFETY: sizes agree (asserted) and each of the three is a matrix whose rows lie inside a region that
         // `Args` claimed for this operation (or a slice): entry (i, j) is at i·row + j·column, in bounds. c is
         // borrowed mutably and conflicts with neither a nor b, because claims of one operation do not conflict.
         unsafe {
-            gemm::gemm(
-                m,
+            let columns_first = gemm_f32::gemm::f32::get_gemm_fn();
+            columns_first(
                 n,
+                m,
                 k,
                 c.as_mut_ptr(),
-                1,
                 c_row,
+                1,
                 keep != 0.0,
-                a.rows.as_ptr(),
-                a_col,
-                a_row,
                 b.rows.as_ptr(),
-                b_col,
                 b_row,
+                b_col,
+                a.rows.as_ptr(),
+                a_row,
+                a_col,
                 keep,
                 alpha,
                 false,
                 false,
                 false,
-                gemm::Parallelism::None,
+                gemm_common::Parallelism::None,
             );
         }
     }
