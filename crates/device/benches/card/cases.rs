@@ -5,7 +5,7 @@ use device::{
     ops::{
         Accumulate, AdamW, Add, Attention, AttentionBackward, BiasGrad, Cast, CrossEntropy, Embedding, EmbeddingGrad,
         Factor, Fill, Finish, Gelu, GeluBackward, Gemm, Hyper, LayerNorm, LayerNormBackward, LayerNormGrad,
-        PositionGrad, Positions, Residual, RmsNorm, SquaredNorm, Trans, Vocab,
+        PositionGrad, Positions, Residual, RmsNorm, SquaredNorm, StretchSums, Trans, Vocab,
     },
 };
 
@@ -62,9 +62,14 @@ pub(crate) const PRODUCT: Case = product("product of 8192³", |rig, _| {
 pub(crate) const CASES: &[Case] = &[
     copy("layer norm", |rig, sizes| layer_norm(rig, sizes, false)),
     copy("layer norm, residual", |rig, sizes| layer_norm(rig, sizes, true)),
-    copy("layer norm backward, skip", layer_norm_backward),
+    copy("layer norm backward, skip", |rig, sizes| layer_norm_backward(rig, sizes, false)),
+    copy("layer norm backward, skip, sums", |rig, sizes| layer_norm_backward(rig, sizes, true)),
     copy("layer norm grad", layer_norm_grad),
     copy("rms norm, residual", rms_norm),
+    copy("bias grad, sums of a norm", |rig, sizes| {
+        let (sums, dbias) = (rig.f32(&stretches(sizes))?, rig.f32(&[sizes.dim])?);
+        BiasGrad { dy: &sums, dbias: &dbias, into: Accumulate::Add }.op("bench")
+    }),
     copy("bias grad, dim", |rig, sizes| bias_grad(rig, sizes, 1)),
     copy("bias grad, 3 dim", |rig, sizes| bias_grad(rig, sizes, 3)),
     copy("bias grad, 4 dim", |rig, sizes| bias_grad(rig, sizes, 4)),
@@ -187,16 +192,23 @@ fn rms_norm(rig: &Rig, sizes: &Sizes) -> Result<Op, Error> {
     RmsNorm { x: &x, residual, weight: &weight, y: &y, rstd: &rstd, eps: 1e-5 }.op("bench")
 }
 
-fn layer_norm_backward(rig: &Rig, sizes: &Sizes) -> Result<Op, Error> {
+fn stretches(sizes: &Sizes) -> [usize; 2] {
+    [LayerNormBackward::stretches(sizes.rows()), sizes.dim]
+}
+
+fn layer_norm_backward(rig: &Rig, sizes: &Sizes, with_sums: bool) -> Result<Op, Error> {
     let [dy, x, skip, dx] = [wide(rig, sizes, 1)?, wide(rig, sizes, 1)?, wide(rig, sizes, 1)?, wide(rig, sizes, 1)?];
     let (weight, mean) = (rig.bf16(&[sizes.dim])?, rig.f32(&[sizes.rows()])?);
     let (rstd, skip) = (rig.filled(&[sizes.rows()], 1.5)?, Some(&skip));
-    LayerNormBackward { dy: &dy, x: &x, weight: &weight, mean: &mean, rstd: &rstd, skip, dx: &dx }.op("bench")
+    let [dweight, dbias] = [rig.f32(&stretches(sizes))?, rig.f32(&stretches(sizes))?];
+    let sums = with_sums.then_some(StretchSums { dweight: &dweight, dbias: &dbias });
+    LayerNormBackward { dy: &dy, x: &x, weight: &weight, mean: &mean, rstd: &rstd, skip, dx: &dx, sums }.op("bench")
 }
 
 fn layer_norm_grad(rig: &Rig, sizes: &Sizes) -> Result<Op, Error> {
     let (dy, x, mean) = (wide(rig, sizes, 1)?, wide(rig, sizes, 1)?, rig.f32(&[sizes.rows()])?);
-    let (rstd, [dweight, dbias]) = (rig.filled(&[sizes.rows()], 1.5)?, [rig.f32(&[sizes.dim])?, rig.f32(&[sizes.dim])?]);
+    let (rstd, [dweight, dbias]) =
+        (rig.filled(&[sizes.rows()], 1.5)?, [rig.f32(&[sizes.dim])?, rig.f32(&[sizes.dim])?]);
     let (dweight, dbias, into) = (&dweight, &dbias, Accumulate::Add);
     LayerNormGrad { dy: &dy, x: &x, mean: &mean, rstd: &rstd, dweight, dbias, into }.op("bench")
 }

@@ -4,7 +4,7 @@
 use device::{ops::*, *};
 
 use super::{
-    card_bench::{Bench, LIES, Lie, REAL, Tensor, equal_bits, values},
+    card_bench::{Bench, LIES, Lie, REAL, Tensor, close, equal_bits, noise, values},
     drivers::{card_turn, cuda},
 };
 
@@ -42,21 +42,58 @@ fn norms_give_the_same_bits_whether_they_hold_their_rows_or_not() {
             let (x, r, dy, skip) = (make(1), make(2), make(3), make(4));
             let [mean, rstd, own_mean, own_rstd, root] = [0; 5].map(|_| b.tensor(&[rows], DType::F32, Lie::Whole));
             let (y, sum, plain, dx, inside, rms, drms) = (made(), made(), made(), made(), make(4), made(), made());
-            let norm = |residual, y, mean, rstd| LayerNorm { x: &x.view, residual, weight, bias, y, mean, rstd, eps: 1e-5 };
+            let norm =
+                |residual, y, mean, rstd| LayerNorm { x: &x.view, residual, weight, bias, y, mean, rstd, eps: 1e-5 };
             let residual = Some(Residual { r: &r.view, sum: &sum.view });
             b.run(norm(residual, &y.view, &mean.view, &rstd.view).op("test"));
             b.run(norm(None, &plain.view, &own_mean.view, &own_rstd.view).op("test"));
             let (dy, x, mean_of_x, rstd_of_x) = (&dy.view, &x.view, &own_mean.view, &own_rstd.view);
-            for (skip, dx) in [(None, &dx.view), (Some(&inside.view), &inside.view)] {
-                b.run(LayerNormBackward { dy, x, weight, mean: mean_of_x, rstd: rstd_of_x, skip, dx }.op("test"));
+            let stretches = [LayerNormBackward::stretches(rows), cols];
+            let [dweight, dbias, scaled] = [0; 3].map(|_| b.tensor(&stretches, DType::F32, lie));
+            let sums = StretchSums { dweight: &dweight.view, dbias: &dbias.view };
+            for (skip, dx, sums) in [(None, &dx.view, None), (Some(&inside.view), &inside.view, Some(sums))] {
+                b.run(LayerNormBackward { dy, x, weight, mean: mean_of_x, rstd: rstd_of_x, skip, dx, sums }.op("test"));
             }
             let rstd_view = &root.view;
             b.run(RmsNorm { x, residual: None, weight, y: &rms.view, rstd: rstd_view, eps: 1e-5 }.op("test"));
-            let skip = Some(&skip.view);
-            b.run(RmsNormBackward { dy, x, weight, rstd: rstd_view, skip, dx: &drms.view }.op("test"));
-            vec![y, sum, plain, dx, inside, rms, drms, mean, rstd, root]
+            let (skip, sums) = (Some(&skip.view), Some(&scaled.view));
+            b.run(RmsNormBackward { dy, x, weight, rstd: rstd_view, skip, dx: &drms.view, sums }.op("test"));
+            vec![y, sum, plain, dx, inside, rms, drms, mean, rstd, root, dweight, dbias, scaled]
         });
     }
+}
+
+/// Of so many rows that a block has several for each warp; the last stretch is not whole.
+#[test]
+fn sums_over_stretches_of_rows_add_up_to_the_gradients_as_exactly_as_on_the_host() {
+    let (rows, cols) = (5003, 72);
+    let [x, dy] = [1, 2].map(|seed| noise(seed, rows * cols));
+    let (mean, rstd, weight) = (noise(3, rows), noise(4, rows), noise(5, cols));
+    let mut want = vec![vec![0.0; cols]; 3];
+    for at in 0..rows * cols {
+        let (row, c) = (at / cols, at % cols);
+        let [x, dy, mean, rstd] = [x[at], dy[at], mean[row], rstd[row]].map(f64::from);
+        want[0][c] += dy * (x - mean) * rstd;
+        want[1][c] += dy;
+        want[2][c] += dy * x * rstd;
+    }
+    close(&want, |b| {
+        let make = |values: &[f32]| b.holding(&[rows, cols], DType::F32, Lie::Whole, values);
+        let (x, dy, dx) = (make(&x), make(&dy), b.tensor(&[rows, cols], DType::F32, Lie::Whole));
+        let (mean, rstd, weight) = (&b.vector(&mean), &b.vector(&rstd), &b.vector(&weight));
+        let stretches = [LayerNormBackward::stretches(rows), cols];
+        let sums = [0; 3].map(|_| b.tensor(&stretches, DType::F32, Lie::Whole).view);
+        let (dy, x, dx, skip) = (&dy.view, &x.view, &dx.view, None);
+        let both = Some(StretchSums { dweight: &sums[0], dbias: &sums[1] });
+        b.run(LayerNormBackward { dy, x, weight, mean, rstd, skip, dx, sums: both }.op("test"));
+        b.run(RmsNormBackward { dy, x, weight, rstd, skip, dx, sums: Some(&sums[2]) }.op("test"));
+        let gradient = |sums: &View| {
+            let gradient = b.tensor(&[cols], DType::F32, Lie::Whole);
+            b.run(BiasGrad { dy: sums, dbias: &gradient.view, into: Accumulate::Overwrite }.op("test"));
+            gradient
+        };
+        sums.iter().map(gradient).collect()
+    });
 }
 
 /// One group of rows, few, and so many that they are summed in stretches.

@@ -3,7 +3,7 @@
 use crate::{
     Access, DType, View,
     cuda::launch::{Call, Value, address},
-    ops::{LayerNormBackwardSpec, LayerNormSpec, RmsNormBackwardSpec, RmsNormSpec, Skip},
+    ops::{LayerNormBackwardSpec, LayerNormSpec, RmsNormBackwardSpec, RmsNormSpec, stretch},
 };
 
 /// One that takes everything, and those of one kind that hold their rows.
@@ -76,39 +76,30 @@ fn residual(is_there: bool, accesses: &[Access], from: usize) -> [Value; 3] {
     [mat(from), mat(from + 1), Value::words([is_there.into()])]
 }
 
-/// Stretches of rows, a block each; rows of one are dealt to the warps of a block.
-const STRETCHES: usize = 512;
-const GRAIN: usize = 8;
-
-/// `values` are the accesses up to dx, which is the last of them; what is past the norm lies in dx or behind it.
-fn backward(functions: &Functions, values: usize, sums: usize, skip: Skip, accesses: &[Access]) -> Call {
-    let past = match skip {
-        Skip::None => None,
-        Skip::InPlace => Some(values - 1),
-        Skip::Apart => Some(values),
-    };
+/// A block for each stretch of rows. `dx` is the access of dx; accesses up to it are arguments, then come what is past the
+/// norm, `sums` sums and how many rows a stretch has.
+fn backward(functions: &Functions, dx: usize, sums: usize, spec: LayerNormBackwardSpec, accesses: &[Access]) -> Call {
     let view = |at: usize| &accesses[at].view;
-    let rows = view(0).row_count();
-    let step = rows.div_ceil(STRETCHES).next_multiple_of(GRAIN).max(GRAIN);
-    let mut arguments: Vec<Value> = matrices(accesses, values).collect();
-    arguments.push(past.map_or_else(Value::no_matrix, |at| Value::matrix(view(at))));
-    arguments.extend((0..sums).map(|_| Value::no_matrix()));
+    let mat = |at: Option<usize>| at.map_or_else(Value::no_matrix, |at| Value::matrix(view(at)));
+    let (rows, past, behind) = (view(0).row_count(), spec.skip.past(dx), spec.skip.behind(dx));
+    let step = spec.stretch.unwrap_or_else(|| stretch(rows));
+    let mut arguments: Vec<Value> = matrices(accesses, dx + 1).collect();
+    arguments.push(mat(past));
+    arguments.extend((behind..behind + sums).map(|at| mat(spec.stretch.map(|_| at))));
     arguments.push(Value::words([step as u64]));
-    let wide = [0, 1, 2, values - 1].into_iter().chain(past).map(view);
+    let wide = [0, 1, 2, dx].into_iter().chain(past).map(view);
     Call::blocks(functions.of(wide), rows.div_ceil(step), arguments)
 }
 
 pub(super) fn layer_norm_backward(spec: &LayerNormBackwardSpec, accesses: &[Access]) -> Call {
-    let functions = Functions {
-        any: "layer_norm_backward",
-        f32: "layer_norm_backward_f32",
-        bf16: "layer_norm_backward_bf16",
-    };
-    backward(&functions, 6, 2, spec.skip, accesses)
+    let functions =
+        Functions { any: "layer_norm_backward", f32: "layer_norm_backward_f32", bf16: "layer_norm_backward_bf16" };
+    backward(&functions, 5, 2, *spec, accesses)
 }
 
 pub(super) fn rms_norm_backward(spec: &RmsNormBackwardSpec, accesses: &[Access]) -> Call {
     let functions =
         Functions { any: "rms_norm_backward", f32: "rms_norm_backward_f32", bf16: "rms_norm_backward_bf16" };
-    backward(&functions, 5, 1, spec.skip, accesses)
+    let RmsNormBackwardSpec { skip, stretch } = *spec;
+    backward(&functions, 4, 1, LayerNormBackwardSpec { skip, stretch }, accesses)
 }
