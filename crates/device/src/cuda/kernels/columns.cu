@@ -1,8 +1,8 @@
 // Sums over all rows of a matrix, by column: the gradients of norms' weights and of biases.
 //
 // A lane has a run of columns, a warp those of a tile, and the warps of a block share one of `runs` stretches of `step`
-// rows: each takes groups of rows that it loads at once. A group is added pairwise, groups in f32, warps and stretches in f64.
-// With one stretch that is the result; else it lies in `scratch`, and `fold` adds the stretches in order.
+// rows: each takes groups of rows that it loads at once. A group is added pairwise, groups in f32, warps and stretches
+// in f64. With one stretch that is the result; else it lies in `scratch`, and `fold` adds the stretches in order.
 
 #define WARPS (THREADS / 32)
 #define TILE (32 * RUN)

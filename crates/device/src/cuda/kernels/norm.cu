@@ -1,5 +1,5 @@
-// Layer norm and RMS norm. Functions of one kind take whole runs at wide addresses, in up to 8192 columns, and hold a row;
-// the others take everything, and read it again for each pass. They add in the same order, so they give the same bits.
+// Layer norm and RMS norm. Functions of one kind take whole runs at wide addresses, in up to 8192 columns, and hold a
+// row; the others take everything, and read it again for each pass. They add in the same order: the same bits.
 
 // 1 / sqrt(x): a step of Newton's makes the guess exact to f64's half.
 __device__ inline float inverse_root(double x) {
@@ -30,7 +30,8 @@ __device__ inline float scale_of(double squares, double mean, float shift, u64 c
     return inverse_root(squares / (double)cols - off * off + (double)eps);
 }
 
-template <bool CENTRED> __device__ inline Run normed(const Run& v, float shift, float scale, const Run& w, const Run& b) {
+template <bool CENTRED>
+__device__ inline Run normed(const Run& v, float shift, float scale, const Run& w, const Run& b) {
     Run out;
 #pragma unroll
     for (int i = 0; i < RUN; i++) {

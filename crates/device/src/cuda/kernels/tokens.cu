@@ -9,7 +9,9 @@ __device__ inline void add(Run& sum, const Run& more) {
 
 // Rows of y, a warp each.
 template <int KIND, bool TOKEN, bool POSITION>
-__device__ inline void put_embedding(const Mat& y, u64 row, const Mat& table, u64 token, const Mat& positions, u64 position) {
+__device__ inline void put_embedding(
+    const Mat& y, u64 row, const Mat& table, u64 token, const Mat& positions, u64 position
+) {
     // Runs that a lane loads before it waits for the first.
     constexpr int AHEAD = KIND == 1 ? 4 : 2;
     for (u32 first = threadIdx.x % 32 * RUN; first < (u32)y.cols; first += AHEAD * 32 * RUN) {
@@ -33,14 +35,18 @@ __device__ inline void put_embedding(const Mat& y, u64 row, const Mat& table, u6
 }
 
 template <int KIND>
-__device__ inline void put_wide_row(const Mat& y, u64 row, const Mat& table, i64 token, const Mat& positions, i64 position) {
+__device__ inline void put_wide_row(
+    const Mat& y, u64 row, const Mat& table, i64 token, const Mat& positions, i64 position
+) {
     if (token >= 0 && position >= 0) put_embedding<KIND, true, true>(y, row, table, token, positions, position);
     else if (token >= 0) put_embedding<KIND, true, false>(y, row, table, token, positions, 0);
     else if (position >= 0) put_embedding<KIND, false, true>(y, row, table, 0, positions, position);
     else put_embedding<KIND, false, false>(y, row, table, 0, positions, 0);
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, 3) void embedding(Mat ids, Mat table, Mat y, Mat positions, u64 size, u64 start, u64 seq_len, Post post) {
+extern "C" __global__ __launch_bounds__(THREADS, 3) void embedding(
+    Mat ids, Mat table, Mat y, Mat positions, u64 size, u64 start, u64 seq_len, Post post
+) {
     begin(post);
     bool wide = y.cols % RUN == 0 && is_wide(y) && is_wide(table) && is_wide(positions);
     for (u64 row = (u64)blockIdx.x * WARPS + threadIdx.x / 32; row < y.rows; row += (u64)gridDim.x * WARPS) {
@@ -103,7 +109,7 @@ extern "C" __global__ void embedding_keep(Mat dtable, Keep keep, Post post) {
 // What is loaded at once.
 #define GROUP 8
 
-// A row with an id of the table, and where its gradient goes if it is the first with that id: 1 and the row of the table.
+// A row with an id of the table; of the first with that id also where its gradient goes: 1 and the row of the table.
 struct Sorted {
     u32 row, target;
 };
@@ -200,7 +206,9 @@ extern "C" __global__ void embedding_sort(
 #define ANY 3
 
 template <int KIND>
-__device__ inline void add_rows(const Mat& dy, const Mat& dtable, u64 from, const Sorted* sorted, u32 at, u32 placed, u32 c) {
+__device__ inline void add_rows(
+    const Mat& dy, const Mat& dtable, u64 from, const Sorted* sorted, u32 at, u32 placed, u32 c
+) {
     u32 lane = threadIdx.x % 32, n = c < (u32)dy.cols ? run_length(dy.cols, c) : 0;
     bool wide_d = KIND == ANY && is_wide(dy), wide_t = is_wide(dtable);
     u64 to = 0;
@@ -240,7 +248,9 @@ __device__ inline void add_rows(const Mat& dy, const Mat& dtable, u64 from, cons
     if (n) put_run(dtable, to, n, wide_t, sum);
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, 3) void embedding_add(Mat dy, Mat dtable, u64 from, u64 scratch, Post post) {
+extern "C" __global__ __launch_bounds__(THREADS, 3) void embedding_add(
+    Mat dy, Mat dtable, u64 from, u64 scratch, Post post
+) {
     begin(post);
     const Sorted* sorted = (const Sorted*)(scratch + 8);
     u32 placed = *(const u32*)scratch, tiles = (u32)((dy.cols + TILE - 1) / TILE);
@@ -283,7 +293,9 @@ extern "C" __global__ void position_grad(Mat dy, Mat dtable, u64 seq_len, Keep k
             for (int k = 0; k < RUN; k++) sum.at[k] *= kept;
         }
         u64 row = t < seq_len ? t : dy.rows;
-        if (wide_d && n == RUN) row = dy.kind == 1 ? add_groups<1>(sum, dy, row, seq_len, c) : add_groups<0>(sum, dy, row, seq_len, c);
+        bool whole = wide_d && n == RUN;
+        if (whole && dy.kind == 1) row = add_groups<1>(sum, dy, row, seq_len, c);
+        else if (whole) row = add_groups<0>(sum, dy, row, seq_len, c);
         for (; row < dy.rows; row += seq_len) add(sum, get_run(dy, spot(dy, row, c), n, wide_d));
         put_run(dtable, to, n, wide_t, sum);
     }
