@@ -24,6 +24,8 @@ mod api {
     #[cfg(feature = "gpu-tests")]
     mod card_layers; // kernels of other layers than GPT-2's
     #[cfg(feature = "gpu-tests")]
+    mod card_memory; // the fast ways of kernels that wait for memory
+    #[cfg(feature = "gpu-tests")]
     mod card_products; // products on a card
     #[cfg(feature = "gpu-tests")]
     mod card_rules; // what a card refuses, and what only a card can show

@@ -20,7 +20,7 @@ const SITE: &str = "lm_head";
 impl Head {
     /// Over the final norm's weight, and bias if it has one, and a table of `[vocab_rows, dim]`.
     pub(crate) fn new(norm: &[Param], site: &str, table: &Param, config: &GptConfig) -> Head {
-        let tags = NormTags { x: "x", y: "norm", mean: "mean", rstd: "rstd", dy: "dnorm" };
+        let tags = NormTags { x: "x", y: "norm", mean: "mean", rstd: "rstd", dweight: "dweight", dbias: "dbias" };
         Head {
             params: norm.iter().chain([table]).cloned().collect(),
             norm: Norm::new(&norm[0], norm.get(1), site, NormConfig { eps: EPS, tags }),

@@ -30,8 +30,10 @@ pub struct TransformerBlock {
     dim: usize,
 }
 
-const TAGS_1: NormTags = NormTags { x: "x", y: "norm_1", mean: "mean_1", rstd: "rstd_1", dy: "dnorm_1" };
-const TAGS_2: NormTags = NormTags { x: "sum", y: "norm_2", mean: "mean_2", rstd: "rstd_2", dy: "dnorm_2" };
+const TAGS_1: NormTags =
+    NormTags { x: "x", y: "norm_1", mean: "mean_1", rstd: "rstd_1", dweight: "dweight_1", dbias: "dbias_1" };
+const TAGS_2: NormTags =
+    NormTags { x: "sum", y: "norm_2", mean: "mean_2", rstd: "rstd_2", dweight: "dweight_2", dbias: "dbias_2" };
 
 const NORM_1: NormConfig = NormConfig { eps: EPS, tags: TAGS_1 };
 const NORM_2: NormConfig = NormConfig { eps: EPS, tags: TAGS_2 };

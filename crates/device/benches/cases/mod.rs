@@ -158,9 +158,9 @@ impl Bench {
         let (residual, into, eps) = (Some(Residual { r, sum }), Accumulate::Add, 1e-5);
         let case = |name, op: Result<Op, Error>| Ok::<_, Error>(Case { name, op: op?, limit: Limit::Copy });
         let norm = LayerNorm { x, residual: None, weight, bias, y, mean, rstd, eps };
-        let backward = LayerNormBackward { dy: y, x, weight, mean, rstd, skip: Some(r), dx: sum };
+        let backward = LayerNormBackward { dy: y, x, weight, mean, rstd, skip: Some(r), dx: sum, sums: None };
         let rms = RmsNorm { x, residual: None, weight, y, rstd, eps };
-        let rms_backward = RmsNormBackward { dy: y, x, weight, rstd, skip: Some(r), dx: sum };
+        let rms_backward = RmsNormBackward { dy: y, x, weight, rstd, skip: Some(r), dx: sum, sums: None };
         Ok(vec![
             case("layer norm", norm.op("n"))?,
             case("layer norm, residual", LayerNorm { residual, ..norm }.op("n"))?,

@@ -21,10 +21,33 @@ pub(super) const SOURCES: &[Source] = &[
     },
     Source {
         file: "norm.cu",
-        text: include_str!("kernels/norm.cu"),
-        functions: &["layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"],
+        text: concat!(include_str!("kernels/team.cu"), include_str!("kernels/norm.cu")),
+        functions: &["layer_norm", "layer_norm_f32", "layer_norm_bf16", "rms_norm", "rms_norm_f32", "rms_norm_bf16"],
     },
-    Source { file: "columns.cu", text: include_str!("kernels/columns.cu"), functions: &["column_sums", "fold"] },
+    Source {
+        file: "norm_backward.cu",
+        text: concat!(include_str!("kernels/team.cu"), include_str!("kernels/norm_backward.cu")),
+        functions: &[
+            "layer_norm_backward",
+            "layer_norm_backward_f32",
+            "layer_norm_backward_bf16",
+            "rms_norm_backward",
+            "rms_norm_backward_f32",
+            "rms_norm_backward_bf16",
+        ],
+    },
+    Source {
+        file: "columns.cu",
+        text: include_str!("kernels/columns.cu"),
+        functions: &[
+            "column_sums",
+            "column_sums_centred",
+            "column_sums_scaled",
+            "column_sums_of_few",
+            "column_sums_of_group",
+            "fold",
+        ],
+    },
     Source { file: "rotary.cu", text: include_str!("kernels/rotary.cu"), functions: &["rotary_table", "rotary"] },
     Source {
         file: "attention.cu",
@@ -50,7 +73,7 @@ pub(super) const SOURCES: &[Source] = &[
     Source {
         file: "tokens.cu",
         text: include_str!("kernels/tokens.cu"),
-        functions: &["embedding", "embedding_keep", "embedding_grad", "position_grad"],
+        functions: &["embedding", "embedding_keep", "embedding_sort", "embedding_add", "position_grad"],
     },
     Source {
         file: "loss.cu",

@@ -2,6 +2,7 @@
 
 mod attention;
 mod columns;
+mod norms;
 mod products;
 mod tokens;
 mod training;
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::{
     Access, DType, Kernel, View,
-    ops::{By, Old, Place, Skip, Turning, ValueError},
+    ops::{By, Old, Place, Turning, ValueError},
 };
 
 /// Whether there is code for `kernel` on a card. What there is takes all element types that the request takes.
@@ -69,22 +70,10 @@ fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
             values.extend([spec.seq_len as u64, back].map(|word| Value::words([word])));
             Call::over("rotary", elements / 2, values)
         }
-        Kernel::LayerNorm(spec) => {
-            let values = (0..6).map(mat).chain(residual(spec.residual, accesses, 6)).chain([eps(spec.eps)]).collect();
-            Call::rows("layer_norm", at(0).row_count(), values)
-        }
-        Kernel::LayerNormBackward(spec) => {
-            let values = (0..6).map(mat).chain(past(spec.skip, accesses, 6)).collect();
-            Call::rows("layer_norm_backward", at(0).row_count(), values)
-        }
-        Kernel::RmsNorm(spec) => {
-            let values = (0..4).map(mat).chain(residual(spec.residual, accesses, 4)).chain([eps(spec.eps)]).collect();
-            Call::rows("rms_norm", at(0).row_count(), values)
-        }
-        Kernel::RmsNormBackward(spec) => {
-            let values = (0..5).map(mat).chain(past(spec.skip, accesses, 5)).collect();
-            Call::rows("rms_norm_backward", at(0).row_count(), values)
-        }
+        Kernel::LayerNorm(spec) => norms::layer_norm(spec, accesses),
+        Kernel::LayerNormBackward(spec) => norms::layer_norm_backward(spec, accesses),
+        Kernel::RmsNorm(spec) => norms::rms_norm(spec, accesses),
+        Kernel::RmsNormBackward(spec) => norms::rms_norm_backward(spec, accesses),
         Kernel::Embedding(_)
         | Kernel::PositionGrad(_)
         | Kernel::CrossEntropy(_)
@@ -93,26 +82,6 @@ fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
         | Kernel::VocabFinish(_) => tokens::call(kernel, accesses),
         _ => training::call(kernel, accesses),
     }
-}
-
-fn eps(eps: f32) -> Value {
-    Value::words([eps.to_bits().into()])
-}
-
-/// What a norm adds first, and where the sum goes; accesses `from` and behind.
-fn residual(is_there: bool, accesses: &[Access], from: usize) -> [Value; 3] {
-    let mat = |index: usize| if is_there { Value::matrix(&accesses[index].view) } else { Value::no_matrix() };
-    [mat(from), mat(from + 1), Value::words([is_there.into()])]
-}
-
-/// What reaches the gradient past a norm; apart, it is access `from`.
-fn past(skip: Skip, accesses: &[Access], from: usize) -> [Value; 2] {
-    let (how, past) = match skip {
-        Skip::None => (0, Value::no_matrix()),
-        Skip::InPlace => (1, Value::no_matrix()),
-        Skip::Apart => (2, Value::matrix(&accesses[from].view)),
-    };
-    [past, Value::words([how])]
 }
 
 /// `value` as an element of `view`.

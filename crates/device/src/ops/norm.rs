@@ -4,7 +4,7 @@ use super::{
     Accumulate, Kernel, Work,
     accumulate::Old,
     check::Check,
-    cut::{Cut, PIECE_BYTES},
+    cut::{Axis, Cut, PIECE_BYTES, rows_of},
 };
 use crate::{Access, DType, Error, Op, Site, View};
 
@@ -126,7 +126,43 @@ pub(super) fn per_row_tile(
     tiles
 }
 
-/// dx of a layer norm; the gradient of its weight and bias is [`LayerNormGrad`].
+/// Where a backward pass leaves what the gradients of a layer norm's weights are made of, so that nobody reads dy and x
+/// again: sums over stretches of rows, f32, `[LayerNormBackward::stretches(rows), cols]`. A
+/// [`BiasGrad`](super::BiasGrad) of each gives the gradient.
+#[derive(Clone, Copy, Debug)]
+pub struct StretchSums<'a> {
+    /// Σ dy·(x − mean)·rstd, written.
+    pub dweight: &'a View,
+    /// Σ dy, written.
+    pub dbias: &'a View,
+}
+
+/// Stretches at most.
+const STRETCHES: usize = 512;
+
+/// Rows of a stretch: by their number only, as the order of sums depends on it.
+pub(crate) fn stretch(rows: usize) -> usize {
+    rows.div_ceil(STRETCHES).max(1).next_multiple_of(8)
+}
+
+/// Checks and appends sums over stretches of the rows of `x`; how many rows a stretch has.
+pub(super) fn push_sums(
+    check: &Check,
+    x: (&'static str, &View),
+    sums: &[(&'static str, &View)],
+    accesses: &mut Vec<Access>,
+) -> Result<usize, Error> {
+    let stretch = stretch(x.1.row_count());
+    check.dtype(DType::F32, sums)?;
+    for sum in sums {
+        let holds = sum.1.row_count() == x.1.row_count().div_ceil(stretch) && sum.1.cols() == x.1.cols();
+        check.shapes(holds, x, *sum, "the second must have a row for each stretch of the first, and its columns")?;
+        accesses.push(Access::write(sum.1));
+    }
+    Ok(stretch)
+}
+
+/// dx of a layer norm; the gradient of its weight and bias is [`LayerNormGrad`], or made from the sums.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerNormBackward<'a> {
     /// Gradient of y, `[rows, cols]`.
@@ -143,10 +179,18 @@ pub struct LayerNormBackward<'a> {
     pub skip: Option<&'a View>,
     /// `[rows, cols]`, written.
     pub dx: &'a View,
+    /// Sums for the gradients of weight and bias, if they are wanted.
+    pub sums: Option<StretchSums<'a>>,
 }
 
 impl LayerNormBackward<'_> {
-    /// Accesses: dy, x, weight, mean, rstd, dx (update if skip is the same view), then skip if it is another.
+    /// How many stretches `rows` rows have.
+    pub fn stretches(rows: usize) -> usize {
+        rows.div_ceil(stretch(rows))
+    }
+
+    /// Accesses: dy, x, weight, mean, rstd, dx (update if skip is the same view), then skip if it is another, then the
+    /// sums.
     ///
     /// # Errors
     /// [`Error::Shapes`], [`Error::ElementType`] or [`Error::Strided`] if something does not fit.
@@ -161,7 +205,11 @@ impl LayerNormBackward<'_> {
         check.per_row(x, &rows)?;
         let mut accesses = [self.dy, self.x, self.weight, self.mean, self.rstd].map(Access::read).to_vec();
         let skip = Skip::push(&check, self.skip, ("dx", self.dx), &mut accesses)?;
-        Ok(check.launch(accesses, Kernel::LayerNormBackward(LayerNormBackwardSpec { skip })))
+        let push = |sums: StretchSums<'_>| {
+            push_sums(&check, x, &[("dweight", sums.dweight), ("dbias", sums.dbias)], &mut accesses)
+        };
+        let stretch = self.sums.map(push).transpose()?;
+        Ok(check.launch(accesses, Kernel::LayerNormBackward(LayerNormBackwardSpec { skip, stretch })))
     }
 }
 
@@ -200,12 +248,43 @@ impl Skip {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerNormBackwardSpec {
     pub(crate) skip: Skip,
+    /// Rows of a stretch, if sums are wanted.
+    pub(crate) stretch: Option<usize>,
 }
 
 impl LayerNormBackwardSpec {
     fn cut(&self, accesses: &[Access]) -> Cut {
-        let x = &accesses[1].view;
-        Cut::rows(x.row_count(), x.cols() * if self.skip == Skip::None { 12 } else { 16 }, PIECE_BYTES)
+        cut_stretches(&accesses[1].view, self.skip, self.stretch)
+    }
+}
+
+/// By rows, in whole stretches.
+pub(super) fn cut_stretches(x: &View, skip: Skip, stretch: Option<usize>) -> Cut {
+    let cost = x.cols() * if skip == Skip::None { 12 } else { 16 };
+    Cut::at_least(Axis::Rows, x.row_count(), PIECE_BYTES.div_ceil(cost.max(1)), stretch.unwrap_or(1))
+}
+
+impl Skip {
+    /// The access of dx, behind which another skip is.
+    pub(crate) fn past(self, dx: usize) -> Option<usize> {
+        match self {
+            Skip::None => None,
+            Skip::InPlace => Some(dx),
+            Skip::Apart => Some(dx + 1),
+        }
+    }
+
+    /// The first access behind dx and another skip.
+    pub(crate) fn behind(self, dx: usize) -> usize {
+        if self == Skip::Apart { dx + 2 } else { dx + 1 }
+    }
+}
+
+/// The part of sums, access `from` and behind, that is of piece `tile`.
+pub(super) fn cut_sums(cut: Cut, stretch: Option<usize>, from: usize, tile: usize, tiles: &mut [Access]) {
+    let (Some(stretch), range) = (stretch, cut.range(tile)) else { return };
+    for access in &mut tiles[from..] {
+        access.view = rows_of(&access.view, range.start / stretch..range.end.div_ceil(stretch));
     }
 }
 
@@ -215,11 +294,15 @@ impl Work for LayerNormBackwardSpec {
     }
 
     fn tile(&self, accesses: &[Access], tile: usize) -> Vec<Access> {
-        per_row_tile(self.cut(accesses), accesses, &[0, 1, 5, 6], &[3, 4], tile)
+        let (cut, past) = (self.cut(accesses), self.skip.past(5).unwrap_or(5));
+        let mut tiles = per_row_tile(cut, accesses, &[0, 1, 5, past], &[3, 4], tile);
+        cut_sums(cut, self.stretch, self.skip.behind(5), tile, &mut tiles);
+        tiles
     }
 
     fn flops(&self, accesses: &[Access]) -> u64 {
-        (accesses[1].view.numel() * if self.skip == Skip::None { 12 } else { 13 }) as u64
+        let each = if self.skip == Skip::None { 12 } else { 13 } + if self.stretch.is_some() { 3 } else { 0 };
+        (accesses[1].view.numel() * each) as u64
     }
 }
 

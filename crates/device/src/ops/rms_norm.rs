@@ -5,7 +5,7 @@ use super::{
     accumulate::Old,
     check::Check,
     cut::{Cut, PIECE_BYTES},
-    norm::{Skip, per_row_tile, push_residual},
+    norm::{LayerNormBackward, Skip, cut_stretches, cut_sums, per_row_tile, push_residual, push_sums},
 };
 use crate::{Access, DType, Error, Op, Site, View};
 
@@ -78,7 +78,7 @@ impl Work for RmsNormSpec {
     }
 }
 
-/// dx of an RMS norm; the gradient of its weight is [`RmsNormGrad`].
+/// dx of an RMS norm; the gradient of its weight is [`RmsNormGrad`], or made from the sums.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormBackward<'a> {
     /// Gradient of y, `[rows, cols]`.
@@ -93,10 +93,18 @@ pub struct RmsNormBackward<'a> {
     pub skip: Option<&'a View>,
     /// `[rows, cols]`, written.
     pub dx: &'a View,
+    /// Σ dy·x·rstd over stretches of rows, f32, `[RmsNormBackward::stretches(rows), cols]`, written, if it is wanted: a
+    /// [`BiasGrad`](super::BiasGrad) of it gives the gradient of the weight, and nobody reads dy and x again.
+    pub sums: Option<&'a View>,
 }
 
 impl RmsNormBackward<'_> {
-    /// Accesses: dy, x, weight, rstd, dx (update if skip is the same view), then skip if it is another.
+    /// How many stretches `rows` rows have.
+    pub fn stretches(rows: usize) -> usize {
+        LayerNormBackward::stretches(rows)
+    }
+
+    /// Accesses: dy, x, weight, rstd, dx (update if skip is the same view), then skip if it is another, then the sums.
     ///
     /// # Errors
     /// [`Error::Shapes`], [`Error::ElementType`] or [`Error::Strided`] if something does not fit.
@@ -111,7 +119,9 @@ impl RmsNormBackward<'_> {
         check.per_row(x, &[rstd])?;
         let mut accesses = [self.dy, self.x, self.weight, self.rstd].map(Access::read).to_vec();
         let skip = Skip::push(&check, self.skip, dx, &mut accesses)?;
-        Ok(check.launch(accesses, Kernel::RmsNormBackward(RmsNormBackwardSpec { skip })))
+        let push = |sums: &View| push_sums(&check, x, &[("sums", sums)], &mut accesses);
+        let stretch = self.sums.map(push).transpose()?;
+        Ok(check.launch(accesses, Kernel::RmsNormBackward(RmsNormBackwardSpec { skip, stretch })))
     }
 }
 
@@ -119,12 +129,13 @@ impl RmsNormBackward<'_> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RmsNormBackwardSpec {
     pub(crate) skip: Skip,
+    /// Rows of a stretch, if sums are wanted.
+    pub(crate) stretch: Option<usize>,
 }
 
 impl RmsNormBackwardSpec {
     fn cut(&self, accesses: &[Access]) -> Cut {
-        let x = &accesses[1].view;
-        Cut::rows(x.row_count(), x.cols() * if self.skip == Skip::None { 12 } else { 16 }, PIECE_BYTES)
+        cut_stretches(&accesses[1].view, self.skip, self.stretch)
     }
 }
 
@@ -134,11 +145,15 @@ impl Work for RmsNormBackwardSpec {
     }
 
     fn tile(&self, accesses: &[Access], tile: usize) -> Vec<Access> {
-        per_row_tile(self.cut(accesses), accesses, &[0, 1, 4, 5], &[3], tile)
+        let (cut, past) = (self.cut(accesses), self.skip.past(4).unwrap_or(4));
+        let mut tiles = per_row_tile(cut, accesses, &[0, 1, 4, past], &[3], tile);
+        cut_sums(cut, self.stretch, self.skip.behind(4), tile, &mut tiles);
+        tiles
     }
 
     fn flops(&self, accesses: &[Access]) -> u64 {
-        (accesses[1].view.numel() * if self.skip == Skip::None { 8 } else { 9 }) as u64
+        let each = if self.skip == Skip::None { 8 } else { 9 } + if self.stretch.is_some() { 2 } else { 0 };
+        (accesses[1].view.numel() * each) as u64
     }
 }
 

@@ -61,7 +61,7 @@ fn layer_norm_of_bf16_is_that_of_f32_rounded() {
             let (weight, bias) = (&weight, &bias);
             b.run(LayerNorm { x: &x.view, residual, weight, bias, y: &y.view, mean: m, rstd: s, eps: 1e-5 }.op("test"));
             let (dy, x, skip) = (&dy.view, &x.view, Some(&dx.view));
-            b.run(LayerNormBackward { dy, x, weight, mean: m, rstd: s, skip, dx: &dx.view }.op("test"));
+            b.run(LayerNormBackward { dy, x, weight, mean: m, rstd: s, skip, dx: &dx.view, sums: None }.op("test"));
             let into = Accumulate::Overwrite;
             let (dw, db) = (&dweight.view, &dbias.view);
             b.run(LayerNormGrad { dy, x, mean: m, rstd: s, dweight: dw, dbias: db, into }.op("test"));

@@ -194,7 +194,9 @@ fn the_gradients_of_layer_norm_are_as_exact_as_on_the_host() {
                 Past::Apart => Some(&tskip.view),
             };
             let (dy, x, dx) = (&tdy.view, &tx.view, &out.view);
-            b.run(LayerNormBackward { dy, x, weight: &weight, mean: &mean, rstd: &rstd, skip, dx }.op("test"));
+            b.run(
+                LayerNormBackward { dy, x, weight: &weight, mean: &mean, rstd: &rstd, skip, dx, sums: None }.op("test"),
+            );
             // A factor of 0 overwrites poison; then the sum of the rows is added to a half.
             let [dweight, poisoned] = [0; 2].map(|_| b.tensor(&[cols], DType::F32, Lie::Whole));
             let dbias = b.holding(&[cols], DType::F32, Lie::Whole, &vec![0.5; cols]);

@@ -87,7 +87,7 @@ impl Norm {
             Past::Apart => Some(&apart.view),
         };
         let (dy, x, rstd_of_x) = (&dy.view, &x.view, &own.view);
-        b.run(RmsNormBackward { dy, x, weight: &weight, rstd: rstd_of_x, skip, dx: &dx.view }.op("test"));
+        b.run(RmsNormBackward { dy, x, weight: &weight, rstd: rstd_of_x, skip, dx: &dx.view, sums: None }.op("test"));
         let dweight = b.tensor(&[cols], DType::F32, Lie::Whole);
         let into = Accumulate::Overwrite;
         b.run(RmsNormGrad { dy, x, rstd: rstd_of_x, dweight: &dweight.view, into }.op("test"));

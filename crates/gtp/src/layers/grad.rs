@@ -4,22 +4,9 @@ use device::{
     Frame, Site, Stream, View,
     ops::{Accumulate, BiasGrad},
 };
-use pgroups::{GradOut, Keep, Param, Weights};
+use pgroups::{Param, Weights};
 
 use super::LayerError;
-
-/// One kernel, which has one setting for all its outputs, can write both.
-pub(crate) fn keep_alike(a: &GradOut, b: &GradOut) -> bool {
-    match (a, b) {
-        (GradOut::Scratch(_), GradOut::Scratch(_)) => true,
-        (GradOut::Main { keep: a, .. }, GradOut::Main { keep: b, .. }) => match (a, b) {
-            (Keep::All, Keep::All) => true,
-            (Keep::Times(a), Keep::Times(b)) => a.same_as(b),
-            _ => false,
-        },
-        _ => false,
-    }
-}
 
 /// Adds `values`, or puts them there, into `part` of a gradient: as a sum over one row, which reads nothing of what is
 /// not kept.

@@ -2,14 +2,11 @@
 
 use device::{
     DType, Frame, Site, View,
-    ops::{Accumulate, LayerNorm, LayerNormBackward, LayerNormGrad, Residual, RmsNorm, RmsNormBackward, RmsNormGrad},
+    ops::{LayerNorm, LayerNormBackward, Residual, RmsNorm, RmsNormBackward, StretchSums},
 };
 use pgroups::{Param, Weights};
 
-use super::{
-    LayerError,
-    grad::{contribute, keep_alike},
-};
+use super::{LayerError, grad::bias_grad};
 
 /// y = (x − mean) · rstd · weight + bias over the last dimension, or x · rstd · weight.
 ///
@@ -44,8 +41,10 @@ pub struct NormTags {
     pub mean: &'static str,
     /// One over the deviation of each row.
     pub rstd: &'static str,
-    /// The gradient of the result.
-    pub dy: &'static str,
+    /// Sums over stretches of rows, of which the gradient of the weight is made.
+    pub dweight: &'static str,
+    /// Of a layer norm: likewise, of the bias.
+    pub dbias: &'static str,
 }
 
 impl Norm {
@@ -100,7 +99,7 @@ impl Norm {
         Ok(y)
     }
 
-    /// dx, with the gradient `skip` that reaches x past the norm. Keeps `dy` for [`Norm::backward_weight`].
+    /// dx, with the gradient `skip` that reaches x past the norm. Keeps for [`Norm::backward_weight`] what dy and x give.
     ///
     /// # Errors
     /// Of the device, the frame and the weights; [`device::Error::NotSaved`] without a forward pass before it.
@@ -112,17 +111,21 @@ impl Norm {
         skip: Option<&View>,
     ) -> Result<View, LayerError> {
         let tags = &self.tags;
-        f.keep(tags.dy, dy);
         let (x, rstd) = (f.saved(tags.x)?, f.saved(tags.rstd)?);
         let dx = f.temp(dy.shape(), dy.dtype())?;
+        let sums = [LayerNormBackward::stretches(dy.row_count()), dy.cols()];
+        let dweight = f.save(tags.dweight, &sums, DType::F32)?;
+        let dbias = self.bias.as_ref().map(|_| f.save(tags.dbias, &sums, DType::F32)).transpose()?;
         let on = f.stream();
         let weight = w.take(&self.weight, on)?;
-        let norm = RmsNormBackward { dy, x: &x, weight: &weight, rstd: &rstd, skip, dx: &dx };
-        let op = match &self.bias {
-            None => norm.op(&self.site)?,
-            Some(_) => {
-                let mean = f.saved(tags.mean)?;
-                LayerNormBackward { dy, x: &x, weight: &weight, mean: &mean, rstd: &rstd, skip, dx: &dx }
+        let op = match &dbias {
+            None => {
+                let sums = Some(&dweight);
+                RmsNormBackward { dy, x: &x, weight: &weight, rstd: &rstd, skip, dx: &dx, sums }.op(&self.site)?
+            }
+            Some(dbias) => {
+                let (mean, sums) = (f.saved(tags.mean)?, Some(StretchSums { dweight: &dweight, dbias }));
+                LayerNormBackward { dy, x: &x, weight: &weight, mean: &mean, rstd: &rstd, skip, dx: &dx, sums }
                     .op(&self.site)?
             }
         };
@@ -136,40 +139,10 @@ impl Norm {
     /// # Errors
     /// As [`Norm::backward_input`].
     pub fn backward_weight(&self, f: &mut Frame, w: &mut dyn Weights) -> Result<(), LayerError> {
+        bias_grad(&self.weight, &f.saved(self.tags.dweight)?, &self.site, f, w)?;
         match &self.bias {
-            None => self.rms_grad(f, w),
-            Some(bias) => self.layer_grads(f, w, bias),
+            None => Ok(()),
+            Some(bias) => bias_grad(bias, &f.saved(self.tags.dbias)?, &self.site, f, w),
         }
-    }
-
-    fn rms_grad(&self, f: &Frame, w: &mut dyn Weights) -> Result<(), LayerError> {
-        let tags = &self.tags;
-        let (dy, x, rstd) = (f.saved(tags.dy)?, f.saved(tags.x)?, f.saved(tags.rstd)?);
-        let weight = w.grad(&self.weight, f.stream())?;
-        let (dweight, into) = weight.target();
-        f.stream().launch(RmsNormGrad { dy: &dy, x: &x, rstd: &rstd, dweight, into }.op(&self.site)?)?;
-        Ok(w.grad_done(&self.weight, f.stream())?)
-    }
-
-    fn layer_grads(&self, f: &mut Frame, w: &mut dyn Weights, bias: &Param) -> Result<(), LayerError> {
-        let tags = &self.tags;
-        let (dy, x) = (f.saved(tags.dy)?, f.saved(tags.x)?);
-        let (mean, rstd) = (f.saved(tags.mean)?, f.saved(tags.rstd)?);
-        let weight_grad = w.grad(&self.weight, f.stream())?;
-        let bias_grad = w.grad(bias, f.stream())?;
-        let ((dweight, into), (dbias, bias_into)) = (weight_grad.target(), bias_grad.target());
-        let grad = LayerNormGrad { dy: &dy, x: &x, mean: &mean, rstd: &rstd, dweight, dbias, into };
-        if keep_alike(&weight_grad, &bias_grad) {
-            f.stream().launch(grad.op(&self.site)?)?;
-        } else {
-            // The kernel has one setting for both, so a pair that differs takes the way over temporaries.
-            let own = [f.temp(dweight.shape(), DType::F32)?, f.temp(dbias.shape(), DType::F32)?];
-            let grad = LayerNormGrad { dweight: &own[0], dbias: &own[1], into: Accumulate::Overwrite, ..grad };
-            f.stream().launch(grad.op(&self.site)?)?;
-            contribute(&own[0], dweight, into, &self.site, f.stream())?;
-            contribute(&own[1], dbias, bias_into, &self.site, f.stream())?;
-        }
-        w.grad_done(&self.weight, f.stream())?;
-        Ok(w.grad_done(bias, f.stream())?)
     }
 }

@@ -214,8 +214,10 @@ fn a_row_parallel_bias_is_added_once() {
     });
 }
 
-const NORM: NormConfig =
-    NormConfig { eps: 1e-5, tags: NormTags { x: "x", y: "y", mean: "mean", rstd: "rstd", dy: "dy" } };
+const NORM: NormConfig = NormConfig {
+    eps: 1e-5,
+    tags: NormTags { x: "x", y: "y", mean: "mean", rstd: "rstd", dweight: "dweight", dbias: "dbias" },
+};
 
 /// B56: the gradients of a norm's weights are those of a rank's rows, and their sum over the group is the gradient.
 #[test]

@@ -1,5 +1,7 @@
 //! Layer norm and RMS norm: each row is read from memory once and stays in cache for its passes.
 
+use std::ops::Range;
+
 use super::{lanes::Lanes, lines, math, reduce::column_sums, wide::wide};
 use crate::{
     Args, OpError, Rows, RowsMut,
@@ -92,7 +94,20 @@ pub(super) fn layer_norm_backward(spec: &LayerNormBackwardSpec, args: &mut Args<
     let (mean, rstd, dx) = (args.read(3)?, args.read(4)?, args.rows_mut(5)?);
     let skip = if spec.skip == Skip::Apart { Some(args.rows(6)?) } else { None };
     layer_norm_backward_rows(dy, x, weight, mean, rstd, dx, spec.skip, skip);
+    let Some(stretch) = spec.stretch else { return Ok(()) };
+    let at = spec.skip.behind(5);
+    let (mut dweight, mut dbias) = (args.rows_mut(at)?, args.rows_mut(at + 1)?);
+    for (s, rows) in stretches(dy.len(), stretch) {
+        let [dy, x] = [dy, x].map(|all| all.block(rows.clone(), 0..all.cols()));
+        let (mean, rstd) = (&mean[rows.clone()], &rstd[rows]);
+        layer_norm_grad_cols(dy, x, mean, rstd, dweight.row_mut(s), dbias.row_mut(s), None);
+    }
     Ok(())
+}
+
+/// The rows of each stretch of `stretch` rows.
+fn stretches(rows: usize, stretch: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    (0..rows).step_by(stretch).map(move |from| from..rows.min(from + stretch)).enumerate()
 }
 
 /// dx = value of (dy, x, weight), plus what is skipped past the norm.
@@ -207,6 +222,12 @@ pub(super) fn rms_norm_backward(spec: &RmsNormBackwardSpec, args: &mut Args<'_>)
     let (rstd, dx) = (args.read(3)?, args.rows_mut(4)?);
     let skip = if spec.skip == Skip::Apart { Some(args.rows(5)?) } else { None };
     rms_norm_backward_rows(dy, x, weight, rstd, dx, spec.skip, skip);
+    let Some(stretch) = spec.stretch else { return Ok(()) };
+    let mut sums = args.rows_mut(spec.skip.behind(4))?;
+    for (s, rows) in stretches(dy.len(), stretch) {
+        let [dy, x] = [dy, x].map(|all| all.block(rows.clone(), 0..all.cols()));
+        rms_norm_grad_cols(dy, x, &rstd[rows], sums.row_mut(s), None);
+    }
     Ok(())
 }
 

@@ -1,8 +1,8 @@
 // Sums over all rows of a matrix, by column: the gradients of norms' weights and of biases.
 //
-// A lane has a run of columns, a block as many as the lanes of a warp have, and one of `runs` stretches of rows; warp w of
-// the block sums every (THREADS / 32)-th row of the stretch, then the warps are added in order. With one stretch that is
-// the result; else it lies in `scratch`, f64, and `fold` adds the stretches in order.
+// A lane has a run of columns, a warp those of a tile, and the warps of a block share one of `runs` stretches of `step`
+// rows: each takes groups of rows that it loads at once. A group is added pairwise, groups in f32, warps and stretches
+// in f64. With one stretch that is the result; else it lies in `scratch`, and `fold` adds the stretches in order.
 
 #define WARPS (THREADS / 32)
 #define TILE (32 * RUN)
@@ -12,68 +12,222 @@
 #define CENTRED 1
 #define SCALED 2
 
-// The warps' sums of the thread's column.
-__device__ inline double warps_sum(double (*parts)[TILE], const double (&own)[RUN]) {
-    __syncthreads();
-    for (int i = 0; i < RUN; i++) parts[threadIdx.x / 32][threadIdx.x % 32 * RUN + i] = own[i];
-    __syncthreads();
-    double sum = parts[0][threadIdx.x];
-    for (int w = 1; w < WARPS; w++) sum += parts[w][threadIdx.x];
-    return sum;
+// Rows of a group.
+#define GROUP 8
+
+struct Columns {
+    Mat dy, x, mean, rstd, dweight, dbias;
+    Keep keep;
+    u64 runs, step, scratch;
+};
+
+// Elements of any kind at any address.
+#define ANY 3
+template <int KIND> struct Held {
+    Raw<KIND> raw;
+};
+template <> struct Held<ANY> {
+    Run run;
+};
+template <int KIND> __device__ inline Held<KIND> held(const Mat& m, u64 at, u32 n) {
+    if constexpr (KIND == ANY) return {get_run(m, at, n, false)};
+    else return {raw_run<KIND>(m, at)};
+}
+template <int KIND> __device__ inline Held<KIND> held_zeros() {
+    if constexpr (KIND == ANY) return {};
+    else return {raw_zeros<KIND>()};
+}
+template <int KIND> __device__ inline Run opened(const Held<KIND>& held) {
+    if constexpr (KIND == ANY) return held.run;
+    else return opened(held.raw);
 }
 
-// `what` into dweight; where there is a dbias, the plain sum into it.
-extern "C" __global__ void column_sums(
-    Mat dy, Mat x, Mat mean, Mat rstd, Mat dweight, Mat dbias, u64 what, Keep keep, u64 runs, u64 scratch, Post post
-) {
-    begin(post);
-    __shared__ double parts[WARPS][TILE];
-    u64 tiles = (dy.cols + TILE - 1) / TILE, step = (dy.rows + runs - 1) / runs;
-    double* out = (double*)scratch;
-    float kept = keep_factor(keep);
-    bool wide_d = is_wide(dy), wide_x = is_wide(x);
-    for (u64 job = blockIdx.x; job < tiles * runs; job += gridDim.x) {
-        u64 run = job / tiles, first = job % tiles * TILE, c = first + threadIdx.x % 32 * RUN;
-        u64 from = run * step, to = from + step < dy.rows ? from + step : dy.rows;
-        double dw[RUN] = {}, db[RUN] = {};
-        for (u64 row = from + threadIdx.x / 32; row < to && c < dy.cols; row += WARPS) {
-            u32 n = run_length(dy.cols, c);
-            Run d = get_run(dy, spot(dy, row, c), n, wide_d);
-            if (what == PLAIN) {
-                for (int i = 0; i < RUN; i++) dw[i] += d.at[i];
-                continue;
-            }
-            Run v = get_run(x, spot(x, row, c), n, wide_x);
-            float shift = what == CENTRED ? get(mean, row) : 0.0f, scale = get(rstd, row);
-            for (int i = 0; i < RUN; i++) {
-                dw[i] += d.at[i] * ((v.at[i] - shift) * scale);
-                db[i] += d.at[i];
-            }
+// Adds rows pairwise, `count` of them a power of two, into the first.
+template <int COUNT> __device__ inline void add_pairs(Run (&rows)[COUNT]) {
+#pragma unroll
+    for (int step = 1; step < COUNT; step *= 2) {
+#pragma unroll
+        for (int k = 0; k < COUNT; k += 2 * step) {
+#pragma unroll
+            for (int i = 0; i < RUN; i++) rows[k].at[i] += rows[k + step].at[i];
         }
-        double weight = warps_sum(parts, dw), bias = dbias.rows ? warps_sum(parts, db) : 0.0;
-        u64 own = first + threadIdx.x;
-        if (own >= dy.cols) continue;
-        if (runs > 1) {
-            out[run * dy.cols + own] = weight;
-            if (dbias.rows) out[(runs + run) * dy.cols + own] = bias;
-            continue;
-        }
-        accumulate(dweight, own, kept, (float)weight);
-        if (dbias.rows) accumulate(dbias, own, kept, (float)bias);
     }
 }
 
-// A warp for each column.
+// The sums of the lane's columns over the warp's rows of from..to.
+template <int KIND, int WHAT>
+__device__ inline void warp_sums(const Columns& s, u64 c, u32 n, u64 from, u64 to, Run& dweight, Run& dbias) {
+    // Two matrices: half as many rows, so that as much is on its way.
+    constexpr int ROWS = WHAT == PLAIN ? GROUP : GROUP / 2;
+    dweight = dbias = {};
+    for (u64 first = from + threadIdx.x / 32 * ROWS; first < to; first += WARPS * ROWS) {
+        Held<KIND> d[ROWS], v[ROWS];
+        float shift[ROWS], scale[ROWS];
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            u64 row = first + k;
+            bool is_there = row < to;
+            d[k] = is_there ? held<KIND>(s.dy, row * s.dy.pitch + c, n) : held_zeros<KIND>();
+            if (WHAT == PLAIN) continue;
+            v[k] = is_there ? held<KIND>(s.x, row * s.x.pitch + c, n) : held_zeros<KIND>();
+            shift[k] = is_there && WHAT == CENTRED ? ((const float*)s.mean.address)[row] : 0.0f;
+            scale[k] = is_there ? ((const float*)s.rstd.address)[row] : 0.0f;
+        }
+        Run own[ROWS], plain[ROWS];
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            own[k] = plain[k] = opened(d[k]);
+            if (WHAT == PLAIN) continue;
+            Run x = opened(v[k]);
+#pragma unroll
+            for (int i = 0; i < RUN; i++) own[k].at[i] *= (x.at[i] - shift[k]) * scale[k];
+        }
+        add_pairs(own);
+        if (WHAT == CENTRED) add_pairs(plain);
+#pragma unroll
+        for (int i = 0; i < RUN; i++) {
+            dweight.at[i] += own[0].at[i];
+            if (WHAT == CENTRED) dbias.at[i] += plain[0].at[i];
+        }
+    }
+}
+
+// The warps' sums of the thread's column of the tile.
+__device__ inline double warps_sum(const Run& own) {
+    __shared__ float parts[WARPS][TILE];
+    __syncthreads();
+    for (int i = 0; i < RUN; i++) parts[threadIdx.x / 32][threadIdx.x % 32 * RUN + i] = own.at[i];
+    __syncthreads();
+    double sum = 0.0;
+    for (int w = 0; w < WARPS; w++) sum += parts[w][threadIdx.x];
+    return sum;
+}
+
+template <int KIND, int WHAT> __device__ inline void sums(const Columns& s) {
+    u64 cols = s.dy.cols, tiles = (cols + TILE - 1) / TILE;
+    double* out = (double*)s.scratch;
+    float kept = keep_factor(s.keep);
+    for (u64 job = blockIdx.x; job < tiles * s.runs; job += gridDim.x) {
+        u64 run = job / tiles, first = job % tiles * TILE, c = first + threadIdx.x % 32 * RUN;
+        u64 from = run * s.step, to = c >= cols ? from : min(from + s.step, s.dy.rows);
+        Run dweight, dbias;
+        warp_sums<KIND, WHAT>(s, c, c < cols ? run_length(cols, c) : 0, from, to, dweight, dbias);
+        double weight = warps_sum(dweight), bias = WHAT == CENTRED ? warps_sum(dbias) : 0.0;
+        u64 own = first + threadIdx.x;
+        if (own >= cols) continue;
+        if (s.runs > 1) {
+            out[run * cols + own] = weight;
+            if (WHAT == CENTRED) out[(s.runs + run) * cols + own] = bias;
+            continue;
+        }
+        accumulate(s.dweight, own, kept, (float)weight);
+        if (WHAT == CENTRED) accumulate(s.dbias, own, kept, (float)bias);
+    }
+}
+
+template <int WHAT> __device__ inline void sums_of_kind(const Columns& s) {
+    bool wide = s.dy.cols % RUN == 0 && is_wide(s.dy) && (WHAT == PLAIN || is_wide(s.x));
+    if (!wide) sums<ANY, WHAT>(s);
+    else if (s.dy.kind == 1) sums<1, WHAT>(s);
+    else sums<0, WHAT>(s);
+}
+
+extern "C" __global__ void column_sums(Mat dy, Mat dbias, Keep keep, u64 runs, u64 step, u64 scratch, Post post) {
+    begin(post);
+    sums_of_kind<PLAIN>({dy, dy, dy, dy, dbias, dbias, keep, runs, step, scratch});
+}
+
+extern "C" __global__ void column_sums_centred(
+    Mat dy, Mat x, Mat mean, Mat rstd, Mat dweight, Mat dbias, Keep keep, u64 runs, u64 step, u64 scratch, Post post
+) {
+    begin(post);
+    sums_of_kind<CENTRED>({dy, x, mean, rstd, dweight, dbias, keep, runs, step, scratch});
+}
+
+extern "C" __global__ void column_sums_scaled(
+    Mat dy, Mat x, Mat rstd, Mat dweight, Keep keep, u64 runs, u64 step, u64 scratch, Post post
+) {
+    begin(post);
+    sums_of_kind<SCALED>({dy, x, rstd, rstd, dweight, dweight, keep, runs, step, scratch});
+}
+
+// Sums `count` entries of each column in f64: a block for 32 columns, whose warps take turns. Every thread of the first
+// warp gets its column's.
+template <class Entry> __device__ inline double column_of(u64 col, u64 cols, u64 count, const Entry& entry) {
+    __shared__ double parts[WARPS][32];
+    double own = 0.0;
+    for (u64 first = threadIdx.x / 32; first < count; first += WARPS * GROUP) {
+        double some[GROUP];
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) {
+            u64 at = first + k * WARPS;
+            some[k] = at < count && col < cols ? (double)entry(at) : 0.0;
+        }
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) own += some[k];
+    }
+    __syncthreads();
+    parts[threadIdx.x / 32][threadIdx.x % 32] = own;
+    __syncthreads();
+    double sum = 0.0;
+    for (int w = 0; w < WARPS; w++) sum += parts[w][threadIdx.x % 32];
+    return sum;
+}
+
 extern "C" __global__ void fold(Mat dweight, Mat dbias, Keep keep, u64 runs, u64 scratch, Post post) {
     begin(post);
-    const double* in = (const double*)scratch;
     float kept = keep_factor(keep);
-    u64 cols = dweight.cols, all = cols * (dbias.rows ? 2 : 1);
-    for (u64 i = (u64)blockIdx.x * WARPS + threadIdx.x / 32; i < all; i += (u64)gridDim.x * WARPS) {
-        u64 second = i / cols, col = i % cols;
-        double sum = 0.0;
-        for (u64 run = threadIdx.x % 32; run < runs; run += 32) sum += in[(second * runs + run) * cols + col];
-        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-        if (threadIdx.x % 32 == 0) accumulate(second ? dbias : dweight, col, kept, (float)sum);
+    u64 cols = dweight.cols, tiles = (cols + 31) / 32;
+    for (u64 job = blockIdx.x; job < tiles * (dbias.rows ? 2 : 1); job += gridDim.x) {
+        u64 second = job / tiles, col = job % tiles * 32 + threadIdx.x % 32;
+        const double* in = (const double*)scratch + second * runs * cols + col;
+        double sum = column_of(col, cols, runs, [&](u64 run) { return in[run * cols]; });
+        if (threadIdx.x >= 32 || col >= cols) continue;
+        if (second) accumulate(dbias, col, kept, (float)sum);
+        else accumulate(dweight, col, kept, (float)sum);
+    }
+}
+
+// Of rows that are one group: a lane adds them by itself.
+template <int KIND> __device__ inline void group_sums(const Mat& dy, const Mat& dbias, float kept) {
+    bool wide = is_wide(dbias);
+    EACH_RUN(c, dy.cols) {
+        u32 n = run_length(dy.cols, c);
+        Held<KIND> held_rows[GROUP];
+        Run rows[GROUP];
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) {
+            held_rows[k] = k < dy.rows ? held<KIND>(dy, k * dy.pitch + c, n) : held_zeros<KIND>();
+        }
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) rows[k] = opened(held_rows[k]);
+        add_pairs(rows);
+        if (kept != 0.0f) {
+            Run old = get_run(dbias, c, n, wide);
+#pragma unroll
+            for (int i = 0; i < RUN; i++) rows[0].at[i] = fmaf(kept, old.at[i], rows[0].at[i]);
+        }
+        put_run(dbias, c, n, wide, rows[0]);
+    }
+}
+
+extern "C" __global__ void column_sums_of_group(Mat dy, Mat dbias, Keep keep, Post post) {
+    begin(post);
+    float kept = keep_factor(keep);
+    bool wide = dy.cols % RUN == 0 && is_wide(dy);
+    if (!wide) group_sums<ANY>(dy, dbias, kept);
+    else if (dy.kind == 1) group_sums<1>(dy, dbias, kept);
+    else group_sums<0>(dy, dbias, kept);
+}
+
+// Of so few rows that one launch is faster than two.
+extern "C" __global__ void column_sums_of_few(Mat dy, Mat dbias, Keep keep, Post post) {
+    begin(post);
+    float kept = keep_factor(keep);
+    u64 cols = dy.cols, tiles = (cols + 31) / 32;
+    for (u64 job = blockIdx.x; job < tiles; job += gridDim.x) {
+        u64 col = job * 32 + threadIdx.x % 32;
+        double sum = column_of(col, cols, dy.rows, [&](u64 row) { return get(dy, spot(dy, row, col)); });
+        if (threadIdx.x < 32 && col < cols) accumulate(dbias, col, kept, (float)sum);
     }
 }

@@ -2,6 +2,7 @@
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
+typedef long long i64;
 
 // A matrix whose rows may have gaps between them; sizes and pitch in elements.
 struct Mat {
@@ -35,12 +36,15 @@ __device__ inline void refuse(const Post& post, u64 position, int value) {
 
 __device__ inline float from_bf16(unsigned short bits) { return __uint_as_float((u32)bits << 16); }
 
-// To nearest, ties to even; NaN stays NaN.
-__device__ inline unsigned short to_bf16(float x) {
-    u32 bits = __float_as_uint(x);
-    if (x != x) return (unsigned short)((bits >> 16) | 0x40);
-    return (unsigned short)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+// Two values, the first one low: to nearest, ties to even; NaN keeps the upper bits of its payload, as on the host.
+__device__ inline u32 to_bf16s(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    if (low != low) both = (both & 0xFFFF0000u) | (__float_as_uint(low) >> 16) | 0x40;
+    if (high != high) both = (both & 0xFFFFu) | (__float_as_uint(high) & 0xFFFF0000u) | 0x400000;
+    return both;
 }
+__device__ inline unsigned short to_bf16(float x) { return (unsigned short)to_bf16s(x, 0.0f); }
 
 __device__ inline float get(const Mat& m, u64 at) {
     return m.kind == 1 ? from_bf16(((const unsigned short*)m.address)[at]) : ((const float*)m.address)[at];
@@ -64,7 +68,8 @@ __device__ inline u64 place(const Mat& m, u64 i) {
 struct Run {
     float at[RUN];
 };
-struct Vec4 {
+// Aligned, or the compiler moves it word by word.
+struct __align__(16) Vec4 {
     u32 x, y, z, w;
 };
 
@@ -74,48 +79,84 @@ __device__ inline bool is_wide(const Mat& m) { return m.address % 16 == 0 && m.p
 // Whether it lies in one piece that runs of eight elements may be moved in, counted from its start.
 __device__ inline bool is_flat(const Mat& m) { return m.address % 16 == 0 && (m.rows <= 1 || m.pitch == m.cols); }
 
-__device__ inline Run get_run(const Mat& m, u64 at, u32 count, bool wide) {
+// A run as it lies in memory, wide, of elements of one kind: loads of several can be on their way before the first is
+// waited for.
+template <int KIND> struct Raw {
+    Vec4 part[KIND == 1 ? 1 : 2];
+};
+template <int KIND> __device__ inline Raw<KIND> raw_zeros() {
+    Raw<KIND> raw;
+    raw.part[0] = {0, 0, 0, 0};
+    if constexpr (KIND != 1) raw.part[1] = {0, 0, 0, 0};
+    return raw;
+}
+template <int KIND> __device__ inline Raw<KIND> raw_run(const Mat& m, u64 at) {
+    const Vec4* from = (const Vec4*)(m.address + at * (KIND == 1 ? 2 : 4));
+    Raw<KIND> raw;
+    raw.part[0] = from[0];
+    if constexpr (KIND != 1) raw.part[1] = from[1];
+    return raw;
+}
+template <int KIND> __device__ inline Run opened(const Raw<KIND>& raw) {
     Run out;
-    if (wide && count == RUN && m.kind == 1) {
-        Vec4 v = *(const Vec4*)((const unsigned short*)m.address + at);
-        u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            out.at[2 * i] = __uint_as_float(words[i] << 16);
-            out.at[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+    for (int i = 0; i < (KIND == 1 ? 1 : 2); i++) {
+        u32 words[4] = {raw.part[i].x, raw.part[i].y, raw.part[i].z, raw.part[i].w};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            if constexpr (KIND == 1) {
+                out.at[2 * k] = __uint_as_float(words[k] << 16);
+                out.at[2 * k + 1] = __uint_as_float(words[k] & 0xFFFF0000u);
+            } else {
+                out.at[4 * i + k] = __uint_as_float(words[k]);
+            }
         }
-    } else if (wide && count == RUN) {
-        const Vec4* from = (const Vec4*)((const float*)m.address + at);
-        Vec4 low = from[0], high = from[1];
-        u32 words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int i = 0; i < RUN; i++) out.at[i] = __uint_as_float(words[i]);
-    } else {
-#pragma unroll
-        for (u32 i = 0; i < RUN; i++) out.at[i] = i < count ? get(m, at + i) : 0.0f;
     }
     return out;
 }
-
-__device__ inline void put_run(const Mat& m, u64 at, u32 count, bool wide, const Run& run) {
-    if (wide && count == RUN && m.kind == 1) {
-        u32 words[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) words[i] = to_bf16(run.at[2 * i]) | (u32)to_bf16(run.at[2 * i + 1]) << 16;
-        *(Vec4*)((unsigned short*)m.address + at) = {words[0], words[1], words[2], words[3]};
-    } else if (wide && count == RUN) {
-        u32 words[8];
+template <int KIND> __device__ inline void put_wide(const Mat& m, u64 at, const Run& run) {
+    Vec4* to = (Vec4*)(m.address + at * (KIND == 1 ? 2 : 4));
+    if constexpr (KIND == 1) {
+        *to = {
+            to_bf16s(run.at[0], run.at[1]), to_bf16s(run.at[2], run.at[3]), to_bf16s(run.at[4], run.at[5]),
+            to_bf16s(run.at[6], run.at[7])
+        };
+    } else {
+        u32 words[RUN];
 #pragma unroll
         for (int i = 0; i < RUN; i++) words[i] = __float_as_uint(run.at[i]);
-        Vec4* to = (Vec4*)((float*)m.address + at);
         to[0] = {words[0], words[1], words[2], words[3]};
         to[1] = {words[4], words[5], words[6], words[7]};
-    } else {
+    }
+}
+
+__device__ inline Run get_run(const Mat& m, u64 at, u32 count, bool wide) {
+    if (!wide || count != RUN) {
+        Run out;
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) out.at[i] = i < count ? get(m, at + i) : 0.0f;
+        return out;
+    }
+    return m.kind == 1 ? opened(raw_run<1>(m, at)) : opened(raw_run<0>(m, at));
+}
+
+__device__ inline void put_run(const Mat& m, u64 at, u32 count, bool wide, const Run& run) {
+    if (!wide || count != RUN) {
 #pragma unroll
         for (u32 i = 0; i < RUN; i++) {
             if (i < count) put(m, at + i, run.at[i]);
         }
+    } else if (m.kind == 1) {
+        put_wide<1>(m, at, run);
+    } else {
+        put_wide<0>(m, at, run);
     }
+}
+
+// Pairwise, so that the error hardly grows.
+__device__ inline float run_sum(const Run& run) {
+    const float(&x)[RUN] = run.at;
+    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
 __device__ inline u32 run_length(u64 cols, u64 c) { return cols - c < RUN ? (u32)(cols - c) : RUN; }

@@ -1,178 +1,195 @@
-// Layer norm and RMS norm: a warp for each row, two passes for the variance.
+// Layer norm and RMS norm. Functions of one kind take whole runs at wide addresses, in up to 8192 columns, and hold a
+// row; the others take everything, and read it again for each pass. They add in the same order: the same bits.
 
-#define WARPS (THREADS / 32)
-
-// The warp's rows, one after the other; and its lane's runs of a row.
-#define ROWS(row, count) \
-    for (u64 row = (u64)blockIdx.x * WARPS + threadIdx.x / 32; row < (count); row += (u64)gridDim.x * WARPS)
-#define RUNS(c, cols) for (u64 c = threadIdx.x % 32 * RUN; c < (cols); c += 32 * RUN)
-
-// In f64, so that the order hardly matters; every lane gets the total.
-__device__ inline double warp_sum(double x) {
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, step);
-    return x;
+// 1 / sqrt(x): a step of Newton's makes the guess exact to f64's half.
+__device__ inline float inverse_root(double x) {
+    double guess = rsqrtf((float)x);
+    return (float)(guess * (1.5 - 0.5 * x * guess * guess));
 }
 
-// What is normalised: x, or its sum with the residual before it is rounded.
-struct Input {
-    Mat x, r;
+struct Norm {
+    Mat x, weight, bias, y, mean, rstd, r, sum;
     u64 residual;
-    bool wide_x, wide_r;
+    float eps;
 };
-__device__ inline Input input_of(const Mat& x, const Mat& r, u64 residual) { return {x, r, residual, is_wide(x), is_wide(r)}; }
 
-__device__ inline Run input(const Input& in, u64 row, u64 c, u32 n) {
-    Run out = get_run(in.x, spot(in.x, row, c), n, in.wide_x);
-    if (!in.residual) return out;
-    Run r = get_run(in.r, spot(in.r, row, c), n, in.wide_r);
-    for (int i = 0; i < RUN; i++) out.at[i] += r.at[i];
+// Squares of distances from the mean.
+__device__ inline float square_sum(const Run& v, float shift, u32 n) {
+    Run squares;
+#pragma unroll
+    for (u32 i = 0; i < RUN; i++) {
+        float away = v.at[i] - shift;
+        squares.at[i] = i < n ? away * away : 0.0f;
+    }
+    return run_sum(squares);
+}
+
+// From the squares of distances from `shift`, which is the mean rounded.
+__device__ inline float scale_of(double squares, double mean, float shift, u64 cols, float eps) {
+    double off = mean - (double)shift;
+    return inverse_root(squares / (double)cols - off * off + (double)eps);
+}
+
+template <bool CENTRED>
+__device__ inline Run normed(const Run& v, float shift, float scale, const Run& w, const Run& b) {
+    Run out;
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        out.at[i] = CENTRED ? fmaf((v.at[i] - shift) * scale, w.at[i], b.at[i]) : v.at[i] * scale * w.at[i];
+    }
     return out;
 }
 
-__device__ inline void keep_sum(const Input& in, const Mat& sum, u64 row) {
-    if (!in.residual) return;
-    bool wide = is_wide(sum);
-    RUNS(c, sum.cols) {
-        u32 n = run_length(sum.cols, c);
-        put_run(sum, spot(sum, row, c), n, wide, input(in, row, c, n));
+template <int KIND, int N, bool CENTRED> __device__ inline void forward(const Norm& n) {
+    Team team = team_of(n.x.cols);
+    u64 rows = n.x.rows, step = (u64)gridDim.x * team.count;
+    Row<KIND, N> w = no_row<KIND, N>(), b = w, x = w, r = w;
+    load(w, n.weight, 0, team);
+    if (CENTRED) load(b, n.bias, 0, team);
+    auto fetch = [&](u64 row) {
+        if (row >= rows) return;
+        load(x, n.x, row, team);
+        if (n.residual) load(r, n.r, row, team);
+    };
+    u64 start = (u64)blockIdx.x * team.count;
+    fetch(start + team.index);
+    TEAM_ROWS(row, start, rows, step, team) {
+        keep_closed(w);
+        if (CENTRED) keep_closed(b);
+        Run v[N];
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            v[j] = opened(x.run[j]);
+            if (!n.residual) continue;
+            Run more = opened(r.run[j]);
+#pragma unroll
+            for (int i = 0; i < RUN; i++) v[j].at[i] += more.at[i];
+        }
+        // The next row is on its way while this one is worked on.
+        fetch(row + step);
+        if (n.residual && row < rows) store<KIND>(n.sum, row, team, v);
+        double total[1] = {0.0}, squares[1] = {0.0};
+        if (CENTRED) {
+#pragma unroll
+            for (int j = 0; j < N; j++) total[0] += (double)run_sum(v[j]);
+            team_sum(team, total);
+        }
+        double mean = total[0] / (double)n.x.cols;
+        float shift = (float)mean;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            squares[0] += (double)square_sum(v[j], shift, TEAM_RUN(j, team) < (u32)n.x.cols ? RUN : 0);
+        }
+        team_sum(team, squares);
+        float scale = scale_of(squares[0], mean, shift, n.x.cols, n.eps);
+        if (row >= rows) continue;
+        if (team.lane == 0) {
+            if (CENTRED) put(n.mean, row, shift);
+            put(n.rstd, row, scale);
+        }
+#pragma unroll
+        for (int j = 0; j < N; j++) v[j] = normed<CENTRED>(v[j], shift, scale, opened(w.run[j]), opened(b.run[j]));
+        store<KIND>(n.y, row, team, v);
     }
+}
+
+template <bool CENTRED> __device__ inline void forward_any(const Norm& n) {
+    Team team = team_of(n.x.cols);
+    u64 rows = n.x.rows, cols = n.x.cols, step = (u64)gridDim.x * team.count;
+    bool wide_x = is_wide(n.x), wide_r = is_wide(n.r), wide_sum = is_wide(n.sum), wide_y = is_wide(n.y);
+    bool wide_w = is_wide(n.weight), wide_b = is_wide(n.bias);
+    TEAM_ROWS(row, (u64)blockIdx.x * team.count, rows, step, team) {
+        // x, or its sum with the residual before it is rounded.
+        auto input = [&](u64 c, u32 count) {
+            Run v = get_run(n.x, spot(n.x, row, c), count, wide_x);
+            if (!n.residual) return v;
+            Run r = get_run(n.r, spot(n.r, row, c), count, wide_r);
+            for (int i = 0; i < RUN; i++) v.at[i] += r.at[i];
+            return v;
+        };
+        bool is_there = row < rows;
+        double total[1] = {0.0}, squares[1] = {0.0};
+        if (is_there) {
+            TEAM_RUNS(c, cols, team) {
+                u32 count = run_length(cols, c);
+                Run v = input(c, count);
+                if (n.residual) put_run(n.sum, spot(n.sum, row, c), count, wide_sum, v);
+                total[0] += (double)run_sum(v);
+            }
+        }
+        if (CENTRED) team_sum(team, total);
+        double mean = CENTRED ? total[0] / (double)cols : 0.0;
+        float shift = (float)mean;
+        if (is_there) {
+            TEAM_RUNS(c, cols, team) {
+                u32 count = run_length(cols, c);
+                squares[0] += (double)square_sum(input(c, count), shift, count);
+            }
+        }
+        team_sum(team, squares);
+        float scale = scale_of(squares[0], mean, shift, cols, n.eps);
+        if (!is_there) continue;
+        if (team.lane == 0) {
+            if (CENTRED) put(n.mean, row, shift);
+            put(n.rstd, row, scale);
+        }
+        TEAM_RUNS(c, cols, team) {
+            u32 count = run_length(cols, c);
+            Run w = get_run(n.weight, c, count, wide_w), b = w;
+            if (CENTRED) b = get_run(n.bias, c, count, wide_b);
+            Run y = normed<CENTRED>(input(c, count), shift, scale, w, b);
+            put_run(n.y, spot(n.y, row, c), count, wide_y, y);
+        }
+    }
+}
+
+// Of one kind, at addresses and pitches that are wide, in whole runs, and no wider than registers hold.
+template <int KIND, bool CENTRED> __device__ inline void forward_held(const Norm& n) {
+    u32 size = team_of(n.x.cols).warps * 32 * RUN, held = ((u32)n.x.cols + size - 1) / size;
+    if (held <= 1) forward<KIND, 1, CENTRED>(n);
+    else if (held == 2) forward<KIND, 2, CENTRED>(n);
+    else if (held == 3) forward<KIND, 3, CENTRED>(n);
+    else forward<KIND, 4, CENTRED>(n);
 }
 
 extern "C" __global__ void layer_norm(
-    Mat x, Mat weight, Mat bias, Mat y, Mat mean, Mat rstd, Mat r, Mat sum, u64 residual, u64 eps_bits, Post post
+    Mat x, Mat weight, Mat bias, Mat y, Mat mean, Mat rstd, Mat r, Mat sum, u64 residual, u64 eps, Post post
 ) {
     begin(post);
-    Input in = input_of(x, r, residual);
-    bool wide_w = is_wide(weight), wide_b = is_wide(bias), wide_y = is_wide(y);
-    ROWS(row, x.rows) {
-        keep_sum(in, sum, row);
-        double total = 0.0, squares = 0.0;
-        RUNS(c, x.cols) {
-            Run v = input(in, row, c, run_length(x.cols, c));
-            for (int i = 0; i < RUN; i++) total += v.at[i];
-        }
-        double m = warp_sum(total) / (double)x.cols;
-        RUNS(c, x.cols) {
-            u32 n = run_length(x.cols, c);
-            Run v = input(in, row, c, n);
-            for (u32 i = 0; i < RUN; i++) {
-                double away = i < n ? (double)v.at[i] - m : 0.0;
-                squares += away * away;
-            }
-        }
-        double variance = warp_sum(squares) / (double)x.cols;
-        float shift = (float)m, scale = (float)(1.0 / sqrt(variance + (double)__uint_as_float((u32)eps_bits)));
-        if (threadIdx.x % 32 == 0) {
-            put(mean, row, shift);
-            put(rstd, row, scale);
-        }
-        RUNS(c, x.cols) {
-            u32 n = run_length(x.cols, c);
-            Run v = input(in, row, c, n), w = get_run(weight, c, n, wide_w), b = get_run(bias, c, n, wide_b);
-            for (int i = 0; i < RUN; i++) v.at[i] = fmaf((v.at[i] - shift) * scale, w.at[i], b.at[i]);
-            put_run(y, spot(y, row, c), n, wide_y, v);
-        }
-    }
+    forward_any<true>({x, weight, bias, y, mean, rstd, r, sum, residual, __uint_as_float((u32)eps)});
 }
 
-// skip: 0 nothing past the norm, 1 what dx holds, 2 what `past` holds.
-struct Out {
-    Mat dx, past;
-    u64 skip;
-    bool wide_dx, wide_past;
-};
-__device__ inline Out out_of(const Mat& dx, const Mat& past, u64 skip) { return {dx, past, skip, is_wide(dx), is_wide(past)}; }
-
-__device__ inline void put_dx(const Out& out, u64 row, u64 c, u32 n, Run value) {
-    u64 to = spot(out.dx, row, c);
-    if (out.skip) {
-        Run more = out.skip == 1 ? get_run(out.dx, to, n, out.wide_dx)
-                                 : get_run(out.past, spot(out.past, row, c), n, out.wide_past);
-        for (int i = 0; i < RUN; i++) value.at[i] = more.at[i] + value.at[i];
-    }
-    put_run(out.dx, to, n, out.wide_dx, value);
-}
-
-extern "C" __global__ void layer_norm_backward(
-    Mat dy, Mat x, Mat weight, Mat mean, Mat rstd, Mat dx, Mat past, u64 skip, Post post
+extern "C" __global__ __launch_bounds__(THREADS, 1) void layer_norm_f32(
+    Mat x, Mat weight, Mat bias, Mat y, Mat mean, Mat rstd, Mat r, Mat sum, u64 residual, u64 eps, Post post
 ) {
     begin(post);
-    Out out = out_of(dx, past, skip);
-    bool wide_d = is_wide(dy), wide_x = is_wide(x), wide_w = is_wide(weight);
-    ROWS(row, x.rows) {
-        float m = get(mean, row), r = get(rstd, row);
-        double shift_sum = 0.0, slope_sum = 0.0;
-        RUNS(c, x.cols) {
-            u32 n = run_length(x.cols, c);
-            Run d = get_run(dy, spot(dy, row, c), n, wide_d), v = get_run(x, spot(x, row, c), n, wide_x);
-            Run w = get_run(weight, c, n, wide_w);
-            for (int i = 0; i < RUN; i++) {
-                double g = (double)d.at[i] * w.at[i];
-                shift_sum += g;
-                slope_sum += g * ((double)(v.at[i] - m) * r);
-            }
-        }
-        float shift = (float)(warp_sum(shift_sum) / (double)x.cols);
-        float slope = (float)(warp_sum(slope_sum) / (double)x.cols);
-        RUNS(c, x.cols) {
-            u32 n = run_length(x.cols, c);
-            Run d = get_run(dy, spot(dy, row, c), n, wide_d), v = get_run(x, spot(x, row, c), n, wide_x);
-            Run w = get_run(weight, c, n, wide_w), value;
-            for (int i = 0; i < RUN; i++) {
-                value.at[i] = r * (fmaf(d.at[i], w.at[i], -shift) - (v.at[i] - m) * r * slope);
-            }
-            put_dx(out, row, c, n, value);
-        }
-    }
+    forward_held<0, true>({x, weight, bias, y, mean, rstd, r, sum, residual, __uint_as_float((u32)eps)});
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, 2) void layer_norm_bf16(
+    Mat x, Mat weight, Mat bias, Mat y, Mat mean, Mat rstd, Mat r, Mat sum, u64 residual, u64 eps, Post post
+) {
+    begin(post);
+    forward_held<1, true>({x, weight, bias, y, mean, rstd, r, sum, residual, __uint_as_float((u32)eps)});
 }
 
 extern "C" __global__ void rms_norm(
-    Mat x, Mat weight, Mat y, Mat rstd, Mat r, Mat sum, u64 residual, u64 eps_bits, Post post
+    Mat x, Mat weight, Mat y, Mat rstd, Mat r, Mat sum, u64 residual, u64 eps, Post post
 ) {
     begin(post);
-    Input in = input_of(x, r, residual);
-    bool wide_w = is_wide(weight), wide_y = is_wide(y);
-    ROWS(row, x.rows) {
-        keep_sum(in, sum, row);
-        double squares = 0.0;
-        RUNS(c, x.cols) {
-            Run v = input(in, row, c, run_length(x.cols, c));
-            for (int i = 0; i < RUN; i++) squares += (double)v.at[i] * (double)v.at[i];
-        }
-        double mean = warp_sum(squares) / (double)x.cols;
-        float scale = (float)(1.0 / sqrt(mean + (double)__uint_as_float((u32)eps_bits)));
-        if (threadIdx.x % 32 == 0) put(rstd, row, scale);
-        RUNS(c, x.cols) {
-            u32 n = run_length(x.cols, c);
-            Run v = input(in, row, c, n), w = get_run(weight, c, n, wide_w);
-            for (int i = 0; i < RUN; i++) v.at[i] = v.at[i] * scale * w.at[i];
-            put_run(y, spot(y, row, c), n, wide_y, v);
-        }
-    }
+    forward_any<false>({x, weight, weight, y, rstd, rstd, r, sum, residual, __uint_as_float((u32)eps)});
 }
 
-extern "C" __global__ void rms_norm_backward(
-    Mat dy, Mat x, Mat weight, Mat rstd, Mat dx, Mat past, u64 skip, Post post
+extern "C" __global__ __launch_bounds__(THREADS, 1) void rms_norm_f32(
+    Mat x, Mat weight, Mat y, Mat rstd, Mat r, Mat sum, u64 residual, u64 eps, Post post
 ) {
     begin(post);
-    Out out = out_of(dx, past, skip);
-    bool wide_d = is_wide(dy), wide_x = is_wide(x), wide_w = is_wide(weight);
-    ROWS(row, x.rows) {
-        float r = get(rstd, row);
-        double slope_sum = 0.0;
-        RUNS(c, x.cols) {
-            u32 n = run_length(x.cols, c);
-            Run d = get_run(dy, spot(dy, row, c), n, wide_d), v = get_run(x, spot(x, row, c), n, wide_x);
-            Run w = get_run(weight, c, n, wide_w);
-            for (int i = 0; i < RUN; i++) slope_sum += (double)d.at[i] * w.at[i] * ((double)v.at[i] * r);
-        }
-        float slope = (float)(warp_sum(slope_sum) / (double)x.cols);
-        RUNS(c, x.cols) {
-            u32 n = run_length(x.cols, c);
-            Run d = get_run(dy, spot(dy, row, c), n, wide_d), v = get_run(x, spot(x, row, c), n, wide_x);
-            Run w = get_run(weight, c, n, wide_w), value;
-            for (int i = 0; i < RUN; i++) value.at[i] = r * fmaf(d.at[i], w.at[i], -(v.at[i] * r * slope));
-            put_dx(out, row, c, n, value);
-        }
-    }
+    forward_held<0, false>({x, weight, weight, y, rstd, rstd, r, sum, residual, __uint_as_float((u32)eps)});
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, 2) void rms_norm_bf16(
+    Mat x, Mat weight, Mat y, Mat rstd, Mat r, Mat sum, u64 residual, u64 eps, Post post
+) {
+    begin(post);
+    forward_held<1, false>({x, weight, weight, y, rstd, rstd, r, sum, residual, __uint_as_float((u32)eps)});
 }

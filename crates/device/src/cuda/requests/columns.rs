@@ -2,7 +2,7 @@
 
 use super::keep;
 use crate::{
-    Access, View,
+    Access,
     cuda::{
         blaslt::WORKSPACE,
         launch::{Call, Scratch, Value},
@@ -10,59 +10,68 @@ use crate::{
     ops::{BiasGradSpec, LayerNormGradSpec, RmsNormGradSpec},
 };
 
-/// What is summed, as `columns.cu` numbers it.
-#[derive(Clone, Copy)]
-enum Term {
-    Plain = 0,
-    Centred = 1,
-    Scaled = 2,
-}
-
 pub(super) fn layer_norm_grad(spec: &LayerNormGradSpec, accesses: &[Access]) -> Vec<Call> {
-    sums(accesses, [0, 1, 2, 3].map(Some), [4, 5].map(Some), Term::Centred, keep(spec.old, accesses))
+    let keep = keep(spec.old, accesses);
+    two_passes("column_sums_centred", accesses, &[0, 1, 2, 3], [Some(4), Some(5)], keep)
 }
 
 pub(super) fn rms_norm_grad(spec: &RmsNormGradSpec, accesses: &[Access]) -> Vec<Call> {
-    sums(accesses, [Some(0), Some(1), None, Some(2)], [Some(3), None], Term::Scaled, keep(spec.old, accesses))
+    two_passes("column_sums_scaled", accesses, &[0, 1, 2], [Some(3), None], keep(spec.old, accesses))
 }
+
+/// Rows that a lane adds at once, as `columns.cu` has them.
+const GROUP: usize = 8;
+/// Rows up to which one launch is faster than two.
+const FEW: usize = 512;
 
 pub(super) fn bias_grad(spec: &BiasGradSpec, accesses: &[Access]) -> Vec<Call> {
-    sums(accesses, [Some(0), None, None, None], [Some(1), None], Term::Plain, keep(spec.old, accesses))
+    let (dy, keep) = (&accesses[0].view, keep(spec.old, accesses));
+    let values = || vec![Value::matrix(dy), Value::matrix(&accesses[1].view), keep];
+    if dy.row_count() <= GROUP {
+        vec![Call::over("column_sums_of_group", dy.cols().div_ceil(RUN), values())]
+    } else if dy.row_count() <= FEW {
+        vec![Call::blocks("column_sums_of_few", dy.cols().div_ceil(LANES), values())]
+    } else {
+        two_passes("column_sums", accesses, &[0], [Some(1), None], keep)
+    }
 }
 
+/// Columns of a lane, and lanes of a warp.
+const RUN: usize = 8;
+const LANES: usize = 32;
 /// Columns that a block takes.
-const TILE: usize = 256;
+const TILE: usize = RUN * LANES;
+/// Rows that the warps of a block take at once.
+const GRAIN: usize = 8 * GROUP;
 /// Blocks that keep a card busy.
-const BLOCKS: usize = 1024;
-/// Rows that are worth a block.
-const ROWS: usize = 64;
+const BLOCKS: usize = 2112;
 
-/// `inputs`: accesses of dy, x, mean and rstd; `outputs`: of the sum and of the plain sum beside it.
-fn sums(
+/// `inputs`: accesses of dy and what goes with it; `outputs`: of the sum, and of the plain sum beside it.
+fn two_passes(
+    function: &'static str,
     accesses: &[Access],
-    inputs: [Option<usize>; 4],
+    inputs: &[usize],
     outputs: [Option<usize>; 2],
-    term: Term,
     keep: Value,
 ) -> Vec<Call> {
-    let view = |at: Option<usize>| at.map(|at| &accesses[at].view);
-    let mat = |at: Option<usize>| view(at).map_or_else(Value::no_matrix, Value::matrix);
-    let dy: &View = view(inputs[0]).expect("BUG: a gradient without dy");
+    let mat = |at: usize| Value::matrix(&accesses[at].view);
+    let dy = &accesses[inputs[0]].view;
     let (rows, cols) = (dy.row_count(), dy.cols());
     let (tiles, bytes) = (cols.div_ceil(TILE).max(1), 2 * cols.max(1) * size_of::<f64>());
     // By shape only, so that sums do not depend on the card.
-    let runs = (BLOCKS / tiles).min(rows / ROWS).min(WORKSPACE / bytes).max(1);
-    let mut values: Vec<Value> = inputs.into_iter().chain(outputs).map(mat).collect();
-    let runs_word = Value::words([runs as u64]);
-    values.extend([Value::words([term as u64]), keep, runs_word, Value::words([0])]);
-    let mut summed = Call::blocks("column_sums", tiles * runs, values);
+    let most = (BLOCKS / tiles).min(WORKSPACE / bytes).max(1);
+    let step = rows.div_ceil(most).next_multiple_of(GRAIN).max(GRAIN);
+    let runs = rows.div_ceil(step).max(1);
+    let [runs_word, step] = [runs, step].map(|size| Value::words([size as u64]));
+    let mut values: Vec<Value> = inputs.iter().copied().chain(outputs.into_iter().flatten()).map(mat).collect();
+    values.extend([keep, runs_word, step, Value::words([0])]);
+    let scratch = |values: &[Value]| (runs > 1).then_some(Scratch { at: values.len() - 1, bytes: runs * bytes });
+    let summed = Call { scratch: scratch(&values), ..Call::blocks(function, tiles * runs, values) };
     if runs == 1 {
         return vec![summed];
     }
-    let scratch = |at: usize| Some(Scratch { at, bytes: runs * bytes });
-    summed.scratch = scratch(9);
-    let values = vec![mat(outputs[0]), mat(outputs[1]), keep, runs_word, Value::words([0])];
-    let mut folded = Call::rows("fold", 2 * cols, values);
-    folded.scratch = scratch(4);
-    vec![summed, folded]
+    let [first, second] = outputs.map(|at| at.map_or_else(Value::no_matrix, mat));
+    let values = vec![first, second, keep, runs_word, Value::words([0])];
+    let sums = outputs.into_iter().flatten().count();
+    vec![summed, Call { scratch: scratch(&values), ..Call::blocks("fold", sums * cols.div_ceil(LANES), values) }]
 }

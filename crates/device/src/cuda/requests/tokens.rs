@@ -3,7 +3,10 @@
 use super::{factor, keep};
 use crate::{
     Access, Kernel,
-    cuda::launch::{Call, Value},
+    cuda::{
+        blaslt::WORKSPACE,
+        launch::{Call, Scratch, Value},
+    },
     ops::{EmbeddingGradSpec, Old, Place, Vocab},
 };
 
@@ -16,11 +19,11 @@ pub(super) fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
             let mut values = vec![mat(0), mat(1), mat(2), positions];
             values.extend(vocab(spec.vocab));
             values.push(Value::words([spec.seq_len.unwrap_or(0) as u64]));
-            Call::over("embedding", at(2).numel(), values)
+            Call::rows("embedding", at(2).row_count(), values)
         }
         Kernel::PositionGrad(spec) => {
             let values = vec![mat(0), mat(1), Value::words([spec.seq_len as u64]), keep(spec.old, accesses)];
-            Call::over("position_grad", at(1).numel(), values)
+            Call::over("position_grad", at(1).row_count() * at(1).cols().div_ceil(RUN), values)
         }
         Kernel::CrossEntropy(spec) => {
             let logits = mat(if spec.place == Place::InPlace { 0 } else { 3 });
@@ -46,12 +49,36 @@ fn vocab(vocab: Vocab) -> [Value; 2] {
     [vocab.size, vocab.start].map(|size| Value::words([size as u64]))
 }
 
-/// First what the table keeps, unless that is all of it; then the rows.
+/// Columns of a lane, and of a warp; ids of a block that sorts. As `tokens.cu` has them.
+const RUN: usize = 8;
+const TILE: usize = 32 * RUN;
+const BUCKET: usize = 256;
+/// A count in front, then for each row where it is and whose it is.
+const SORTED: usize = 8;
+/// Rows that are sorted together: as many as the workspace takes.
+const MOST: usize = WORKSPACE / SORTED - 1;
+
+/// First what the table keeps, unless that is all of it; then the rows, sorted by their ids and added.
 pub(super) fn embedding_grad(spec: &EmbeddingGradSpec, accesses: &[Access]) -> Vec<Call> {
     let mat = |index: usize| Value::matrix(&accesses[index].view);
-    let (dy, table) = (&accesses[1].view, &accesses[2].view);
-    let kept = Call::over("embedding_keep", table.numel(), vec![mat(2), keep(spec.old, accesses)]);
-    let values = (0..3).map(mat).chain(vocab(spec.vocab)).collect();
-    let added = Call::blocks("embedding_grad", dy.row_count(), values);
-    if spec.old == Old::Add { vec![added] } else { vec![kept, added] }
+    let (rows, dy, table) = (accesses[1].view.row_count(), &accesses[1].view, &accesses[2].view);
+    let mut calls = Vec::new();
+    if spec.old != Old::Add {
+        let values = vec![mat(2), keep(spec.old, accesses)];
+        calls.push(Call::over("embedding_keep", table.numel().div_ceil(RUN), values));
+    }
+    for from in (0..rows).step_by(MOST) {
+        let to = rows.min(from + MOST);
+        let bytes = SORTED * (1 + to - from);
+        let [first, end] = [from, to].map(|row| Value::words([row as u64]));
+        let mut values = vec![mat(0), mat(2)];
+        values.extend(vocab(spec.vocab));
+        values.extend([first, end, Value::words([0])]);
+        let sort = Call::blocks("embedding_sort", table.row_count().div_ceil(BUCKET), values);
+        calls.push(Call { scratch: Some(Scratch { at: 6, bytes }), ..sort });
+        let values = vec![mat(1), mat(2), first, Value::words([0])];
+        let add = Call::rows("embedding_add", (to - from) * dy.cols().div_ceil(TILE), values);
+        calls.push(Call { scratch: Some(Scratch { at: 3, bytes }), ..add });
+    }
+    calls
 }

@@ -1,7 +1,8 @@
 use crate::{
     Op, View,
     ops::{
-        Accumulate, LayerNorm, LayerNormBackward, LayerNormGrad, Residual, RmsNorm, RmsNormBackward, RmsNormGrad,
+        Accumulate, BiasGrad, LayerNorm, LayerNormBackward, LayerNormGrad, Residual, RmsNorm, RmsNormBackward,
+        RmsNormGrad, StretchSums,
         trial::{
             Gaps, assert_close, assert_order_free, differences, few, inner, poisoned_vector, random, refusal,
             run_checked, vector, wide,
@@ -171,7 +172,7 @@ fn layer_norm_backward_equals_differences() {
 
             let want = differences(&wx, |x| inner(&layer(x, &ww, &wb).0, &dy));
             check_dx(gaps, rows, cols, &want, |skip, dx| {
-                LayerNormBackward { dy: &dyv, x: &xv, weight: &weight, mean: &mean, rstd: &rstd, skip, dx }
+                LayerNormBackward { dy: &dyv, x: &xv, weight: &weight, mean: &mean, rstd: &rstd, skip, dx, sums: None }
                     .op("t")
                     .unwrap()
             });
@@ -221,7 +222,9 @@ fn rms_norm_backward_equals_differences() {
 
             let want = differences(&wx, |x| inner(&rms(x, &ww).0, &dy));
             check_dx(gaps, rows, cols, &want, |skip, dx| {
-                RmsNormBackward { dy: &dyv, x: &xv, weight: &weight, rstd: &rstd, skip, dx }.op("t").unwrap()
+                RmsNormBackward { dy: &dyv, x: &xv, weight: &weight, rstd: &rstd, skip, dx, sums: None }
+                    .op("t")
+                    .unwrap()
             });
 
             let dweight = poisoned_vector("dweight", cols);
@@ -229,6 +232,36 @@ fn rms_norm_backward_equals_differences() {
             check_accumulation(&[(&dweight, &want)], |into| {
                 RmsNormGrad { dy: &dyv, x: &xv, rstd: &rstd, dweight: &dweight, into }.op("t").unwrap()
             });
+        }
+    }
+}
+
+/// In one stretch of rows, and in so many that pieces have several.
+#[test]
+fn sums_over_stretches_of_rows_add_up_to_the_gradients() {
+    for &(rows, cols) in few(&[(3, 5), (70, 17), (9000, 65)]) {
+        let matrix = |label: &str, seed| Gaps::Some.holding(label, rows, cols, &random(seed, rows * cols));
+        let (dy, x, skip, dx) = (&matrix("dy", 1), &matrix("x", 2), &matrix("skip", 3), &matrix("dx", 4));
+        let (mean, rstd) = (&vector("mean", &random(5, rows)), &vector("rstd", &random(6, rows)));
+        let (weight, into) = (&vector("w", &random(7, cols)), Accumulate::Overwrite);
+        let stretches = LayerNormBackward::stretches(rows);
+        let sums = |label: &str| Gaps::Some.poisoned(label, stretches, cols);
+        let gradient = |sums: &View| {
+            let gradient = poisoned_vector("gradient", cols);
+            run_checked(&BiasGrad { dy: sums, dbias: &gradient, into }.op("t").unwrap());
+            gradient
+        };
+        for skip in [None, Some(skip), Some(dx)] {
+            let (dweight, dbias, scaled) = (sums("dweight"), sums("dbias"), sums("scaled"));
+            let both = Some(StretchSums { dweight: &dweight, dbias: &dbias });
+            run_checked(&LayerNormBackward { dy, x, weight, mean, rstd, skip, dx, sums: both }.op("t").unwrap());
+            run_checked(&RmsNormBackward { dy, x, weight, rstd, skip, dx, sums: Some(&scaled) }.op("t").unwrap());
+            let [dw, db, ds] = [0; 3].map(|_| poisoned_vector("want", cols));
+            run_checked(&LayerNormGrad { dy, x, mean, rstd, dweight: &dw, dbias: &db, into }.op("t").unwrap());
+            run_checked(&RmsNormGrad { dy, x, rstd, dweight: &ds, into }.op("t").unwrap());
+            for (sums, want) in [(&dweight, dw), (&dbias, db), (&scaled, ds)] {
+                assert_close(&gradient(sums), &wide(&get::<f32>(&want)), 2e-6);
+            }
         }
     }
 }
@@ -256,10 +289,11 @@ fn large_norms_are_cut_with_the_same_bits_in_any_order() {
         let dx = view("dx", 5);
         let (dy, x, weight) = (view("dy", 6), view("x", 7), vector("w", &random(3, cols)));
         let (mean, rstd) = (stats("mean", 8), stats("rstd", 9));
-        let skip = Some(&dx);
-        let (mean, rstd) = (&mean, &rstd);
-        let request = LayerNormBackward { dy: &dy, x: &x, weight: &weight, mean, rstd, skip, dx: &dx };
-        (request.op("t").unwrap(), vec![dx])
+        let (skip, stretches) = (Some(&dx), LayerNormBackward::stretches(rows));
+        let [dweight, dbias] = ["dw", "db"].map(|label| Gaps::None.poisoned(label, stretches, cols));
+        let (mean, rstd, sums) = (&mean, &rstd, Some(StretchSums { dweight: &dweight, dbias: &dbias }));
+        let request = LayerNormBackward { dy: &dy, x: &x, weight: &weight, mean, rstd, skip, dx: &dx, sums };
+        (request.op("t").unwrap(), vec![dx, dweight, dbias])
     });
     assert_order_free(|| {
         let (dy, x, mean, rstd) = (view("dy", 6), view("x", 7), stats("mean", 8), stats("rstd", 9));
@@ -281,7 +315,8 @@ fn large_norms_are_cut_with_the_same_bits_in_any_order() {
     assert_order_free(|| {
         let (dy, x, weight, rstd) = (view("dy", 6), view("x", 7), vector("w", &random(3, cols)), stats("rstd", 9));
         let (skip, dx) = (view("skip", 4), Gaps::Some.poisoned("dx", rows, cols));
-        let request = RmsNormBackward { dy: &dy, x: &x, weight: &weight, rstd: &rstd, skip: Some(&skip), dx: &dx };
+        let request =
+            RmsNormBackward { dy: &dy, x: &x, weight: &weight, rstd: &rstd, skip: Some(&skip), dx: &dx, sums: None };
         (request.op("t").unwrap(), vec![dx])
     });
     assert_order_free(|| {
@@ -326,7 +361,7 @@ fn wrong_sizes_are_told_with_both_shapes() {
         let text = refusal(request.op("ln"));
         assert!(text.starts_with("layer_norm@ln: ") && text.contains(want), "{text}");
     }
-    let bad = RmsNormBackward { dy: &y, x: &x, weight: &short, rstd: &rstd, skip: None, dx: &y };
+    let bad = RmsNormBackward { dy: &y, x: &x, weight: &short, rstd: &rstd, skip: None, dx: &y, sums: None };
     assert!(refusal(bad.op("t")).contains("x is [3, 8] and weight is [2]"));
     assert!(get::<f32>(&mean).iter().all(|m| m.is_nan()));
 }
