@@ -64,7 +64,8 @@ __device__ inline u64 place(const Mat& m, u64 i) {
 struct Run {
     float at[RUN];
 };
-struct Vec4 {
+// Aligned, or the compiler moves it word by word.
+struct alignas(16) Vec4 {
     u32 x, y, z, w;
 };
 
