@@ -37,8 +37,8 @@ pub struct Optimizer {
     norm: GlobalNorm,
     zeros: Option<ZeroCount>,
     scale: Option<DeviceScale>,
-    /// By optimizer group: f32 `[Hyper::LEN]`.
-    hyper: Vec<View>,
+    /// f32 `[groups, Hyper::LEN]`.
+    hyper: View,
     /// By optimizer group: i32 `[1]`.
     steps: Vec<View>,
     model: ModelGroups,
@@ -100,16 +100,16 @@ impl Optimizer {
     ) -> Result<Optimizer, DdpError> {
         let device = stream.device();
         let alloc = |label: &str, numel: usize, dtype| device.alloc(label, &[numel], dtype, MemoryKind::Optimizer);
-        let mut hyper = Vec::new();
+        let sizes = [config.groups.len(), Hyper::LEN];
+        let hyper = device.alloc("hyper", &sizes, DType::F32, MemoryKind::Optimizer)?;
         let mut steps = Vec::new();
-        for group in &config.groups {
-            let scalars = alloc(&format!("hyper.{}", group.name), Hyper::LEN, DType::F32)?;
+        for (place, group) in config.groups.iter().enumerate() {
+            let scalars = hyper.rows(place..place + 1)?;
             stream.launch(Fill { y: &scalars, value: 0.0 }.op("ddp.hyper")?)?;
             // Where nothing is clipped or checked, nobody writes it again.
             stream.launch(Fill { y: &Hyper::entry(&scalars, Hyper::CLIP)?, value: 1.0 }.op("ddp.hyper")?)?;
             let step = alloc(&format!("steps.{}", group.name), 1, DType::I32)?;
             stream.launch(Fill { y: &step, value: 0.0 }.op("ddp.steps")?)?;
-            hyper.push(scalars);
             steps.push(step);
         }
         let norm = GlobalNorm::new(&parts, config.norm, &device)?;
@@ -155,12 +155,12 @@ impl Optimizer {
     /// # Errors
     /// [`DdpError::Rates`]; the device's.
     pub fn set_rates(&self, stream: &Stream, rates: &[f32]) -> Result<(), DdpError> {
-        if rates.len() != self.hyper.len() {
-            return Err(DdpError::Rates { got: rates.len(), want: self.hyper.len() });
+        if rates.len() != self.config.groups.len() {
+            return Err(DdpError::Rates { got: rates.len(), want: self.config.groups.len() });
         }
         self.open_state(stream)?;
-        for (scalars, rate) in self.hyper.iter().zip(rates) {
-            stream.upload(&Hyper::entry(scalars, Hyper::LR)?, vec![*rate])?;
+        for (group, rate) in rates.iter().enumerate() {
+            stream.upload(&Hyper::entry(&self.scalars(group)?, Hyper::LR)?, vec![*rate])?;
         }
         Ok(stream.record(&self.gates.stepped)?)
     }
@@ -232,11 +232,11 @@ impl Optimizer {
     /// Norm, skip flag and clip factor, the same on all ranks.
     fn decide(&self, stream: &Stream) -> Result<(), DdpError> {
         self.norm.measure(&self.model, stream)?;
-        let factor = Hyper::entry(&self.hyper[0], Hyper::CLIP)?;
+        let factor = Hyper::entry(&self.scalars(0)?, Hyper::CLIP)?;
         let unscale = self.scale.as_ref().map(DeviceScale::value);
         self.norm.clip(self.config.adam.clip, unscale, &factor, stream)?;
-        for scalars in &self.hyper[1..] {
-            let own = Hyper::entry(scalars, Hyper::CLIP)?;
+        for group in 1..self.config.groups.len() {
+            let own = Hyper::entry(&self.scalars(group)?, Hyper::CLIP)?;
             stream.launch(Cast { x: &factor, y: &own }.op("ddp.clip")?)?;
         }
         Ok(())
@@ -245,10 +245,16 @@ impl Optimizer {
     fn advance(&self, stream: &Stream, checked: bool) -> Result<(), DdpError> {
         let (beta1, beta2) = (self.config.adam.beta1, self.config.adam.beta2);
         let skip = checked.then(|| self.norm.skip());
-        for (step, scalars) in self.steps.iter().zip(&self.hyper) {
+        for (group, step) in self.steps.iter().enumerate() {
+            let scalars = &self.scalars(group)?;
             stream.launch(AdvanceAdam { step, scalars, skip, beta1, beta2 }.op("ddp.advance")?)?;
         }
         Ok(())
+    }
+
+    /// Of an optimizer group: f32 `[1, Hyper::LEN]`.
+    fn scalars(&self, group: usize) -> Result<View, DdpError> {
+        Ok(self.hyper.rows(group..group + 1)?)
     }
 
     /// Makes the masters what the stored values are: behind a load.

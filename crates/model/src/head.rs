@@ -6,7 +6,7 @@ use pgroups::{Param, Weights};
 
 use crate::{Block, GptConfig, ModelError, config::EPS};
 
-/// logits = norm(x) · tableᵀ over the valid part of the vocabulary, of which each rank of a tensor group has its share.
+/// logits = norm(x) · tableᵀ over the vocabulary and its padding, of which each rank of a tensor group has its share.
 pub struct Head {
     /// Norm weight, norm bias if there is one, table.
     params: Vec<Param>,
@@ -39,7 +39,7 @@ impl Block for Head {
         &self.params
     }
 
-    /// What this rank has of `[.., dim]` to `[.., its valid ids]`, all rows.
+    /// What this rank has of `[.., dim]` to `[.., its rows of the table]`, all rows.
     fn forward(&self, f: &mut Frame, w: &mut dyn Weights, x: &View) -> Result<View, ModelError> {
         let normed = self.norm.forward(f, w, x, None)?;
         let normed = Region::of(w).gather(f, &normed)?;

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use device::{
     Access, Args, DType, MemoryKind, Op, OpError, Reduce, Stream, View, bf16,
-    ops::{AdamW, Cast, Fill},
+    ops::{AdamRun, AdamWRuns, Cast, Fill},
 };
 use pgroups::ParamClass;
 
@@ -31,13 +31,10 @@ struct Owned {
     master: View,
     m: View,
     v: View,
-    runs: Vec<Run>,
-}
-
-/// Elements of a shard that share an optimizer group.
-struct Run {
-    range: Range<usize>,
-    group: usize,
+    /// Where its first parameter begins.
+    start: usize,
+    /// Elements from there on, by optimizer group.
+    runs: Vec<AdamRun>,
 }
 
 impl Part {
@@ -66,11 +63,13 @@ impl Part {
                 let alloc = |label| device.alloc(label, &[numel], DType::F32, MemoryKind::Optimizer);
                 let is_f32 = bucket.own_values.dtype() == DType::F32;
                 let fragments = core.plan.fragments(bucket.id, place);
+                let start = fragments.first().map_or(0, |first| first.local.start);
                 owned.push(Owned {
                     master: if is_f32 { bucket.own_values.clone() } else { alloc("master")? },
                     m: alloc("m")?,
                     v: alloc("v")?,
-                    runs: runs(&fragments, &of),
+                    start,
+                    runs: runs(&fragments, start, &of),
                     fragments,
                     bucket: bucket.clone(),
                 });
@@ -116,33 +115,34 @@ impl Part {
     pub(super) fn update(
         &self,
         group: usize,
-        hyper: &[View],
+        hyper: &View,
         skip: Option<&View>,
         config: &OptimizerConfig,
         stream: &Stream,
     ) -> Result<(), DdpError> {
         let this = &self.core.groups[group];
         this.gates.open_for_write(&this.written, stream)?;
+        let decays: Vec<f64> = config.groups.iter().map(|group| group.weight_decay).collect();
         for owned in &self.groups[group] {
+            let Some(last) = owned.runs.last() else { continue };
+            let part = |view: &View| view.flat(owned.start..owned.start + last.end);
             let narrow = !owned.bucket.own_values.same_as(&owned.master);
-            for Run { range, group } in &owned.runs {
-                let part = |view: &View| view.flat(range.clone());
-                let copy = narrow.then(|| part(&owned.bucket.own_values)).transpose()?;
-                let update = AdamW {
-                    param: &part(&owned.master)?,
-                    grad: &part(&owned.bucket.own_grads)?,
-                    m: &part(&owned.m)?,
-                    v: &part(&owned.v)?,
-                    copy: copy.as_ref(),
-                    scalars: &hyper[*group],
-                    skip,
-                    beta1: config.adam.beta1,
-                    beta2: config.adam.beta2,
-                    eps: config.adam.eps,
-                    weight_decay: config.groups[*group].weight_decay,
-                };
-                stream.launch(update.op("ddp.update")?)?;
-            }
+            let copy = narrow.then(|| part(&owned.bucket.own_values)).transpose()?;
+            let update = AdamWRuns {
+                param: &part(&owned.master)?,
+                grad: &part(&owned.bucket.own_grads)?,
+                m: &part(&owned.m)?,
+                v: &part(&owned.v)?,
+                copy: copy.as_ref(),
+                scalars: hyper,
+                skip,
+                beta1: config.adam.beta1,
+                beta2: config.adam.beta2,
+                eps: config.adam.eps,
+                decays: &decays,
+                runs: &owned.runs,
+            };
+            stream.launch(update.op("ddp.update")?)?;
         }
         self.core.freed(this, stream)?;
         self.core.wrote(group, stream)
@@ -235,14 +235,20 @@ fn has_nonfinite(args: &Args<'_>, range: &Range<usize>) -> Result<bool, OpError>
     })
 }
 
-/// Neighbours of one group become one update, with the gap between them, where everything is zero and stays so.
-fn runs(fragments: &[Fragment], of: &[usize]) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+/// Neighbours of one group become one run. The gap in front of a parameter, where everything is zero and stays so, belongs
+/// to the run before.
+fn runs(fragments: &[Fragment], start: usize, of: &[usize]) -> Vec<AdamRun> {
+    let mut runs: Vec<AdamRun> = Vec::new();
     for fragment in fragments {
-        let group = of[fragment.param];
+        let (begin, end, group) = (fragment.local.start - start, fragment.local.end - start, of[fragment.param]);
         match runs.last_mut() {
-            Some(last) if last.group == group => last.range.end = fragment.local.end,
-            _ => runs.push(Run { range: fragment.local.clone(), group }),
+            Some(last) if last.group == group => last.end = end,
+            last => {
+                if let Some(last) = last {
+                    last.end = begin;
+                }
+                runs.push(AdamRun { end, group });
+            }
         }
     }
     runs

@@ -13,6 +13,10 @@ pub(super) const COMMON: &str = include_str!("kernels/common.cu");
 /// Threads of a block, as `common.cu` has them.
 pub(super) const THREADS: u32 = 256;
 
+/// Threads of a block of `squared_norm`, and runs of a call of `adamw`, as `optimizer.cu` has them.
+pub(super) const NORM_THREADS: u32 = 1024;
+pub(super) const MOST_RUNS: usize = 64;
+
 pub(super) const SOURCES: &[Source] = &[
     Source {
         file: "elementwise.cu",
@@ -78,7 +82,7 @@ pub(super) const SOURCES: &[Source] = &[
     Source {
         file: "loss.cu",
         text: include_str!("kernels/loss.cu"),
-        functions: &["cross_entropy", "vocab_partials", "vocab_rescale", "vocab_finish"],
+        functions: &["cross_entropy", "cross_entropy_twice", "vocab_partials", "vocab_rescale", "vocab_finish"],
     },
     Source {
         file: "optimizer.cu",
@@ -111,8 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_as_large_here_as_in_the_sources() {
+    fn sizes_are_here_as_in_the_sources() {
+        let optimizer = SOURCES.iter().find(|source| source.file == "optimizer.cu").expect("a source").text;
         assert!(COMMON.contains(&format!("#define THREADS {THREADS}\n")));
+        assert!(optimizer.contains(&format!("#define NORM_THREADS {NORM_THREADS}\n")));
+        assert!(optimizer.contains(&format!("#define MOST_RUNS {MOST_RUNS}\n")));
     }
 
     #[test]

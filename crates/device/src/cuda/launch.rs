@@ -18,10 +18,14 @@ use crate::{DType, View};
 pub(super) struct Call {
     pub(super) function: &'static str,
     pub(super) blocks: u32,
+    /// Threads of a block, as the function expects them.
+    pub(super) threads: u32,
     /// Bytes of shared memory that are asked for with the launch.
     pub(super) shared: u32,
     /// What the function needs to work in.
     pub(super) scratch: Option<Scratch>,
+    /// An argument of more words than a [`Value`] has.
+    pub(super) table: Option<Table>,
     /// As the function declares them, without the [`Post`] at the end.
     pub(super) values: Vec<Value>,
 }
@@ -33,7 +37,13 @@ pub(super) struct Scratch {
     pub(super) bytes: usize,
 }
 
-/// An argument: as many of the words as its type in `common.cu` has.
+/// Words of an argument, and which one it is.
+pub(super) struct Table {
+    pub(super) at: usize,
+    pub(super) words: Vec<u64>,
+}
+
+/// An argument: as many of the words as its type in the sources has.
 #[derive(Clone, Copy)]
 pub(super) struct Value([u64; 5]);
 
@@ -53,7 +63,8 @@ impl Call {
 
     /// For a kernel with a block for each of `blocks` rows or pieces, or a loop over them.
     pub(super) fn blocks(function: &'static str, blocks: usize, values: Vec<Value>) -> Call {
-        Call { function, blocks: blocks.clamp(1, MOST_BLOCKS) as u32, shared: 0, scratch: None, values }
+        let blocks = blocks.clamp(1, MOST_BLOCKS) as u32;
+        Call { function, blocks, threads: THREADS, shared: 0, scratch: None, table: None, values }
     }
 }
 
@@ -87,9 +98,13 @@ pub(super) fn address(view: &View) -> u64 {
     backing.card() + view.region().start as u64
 }
 
-/// Pointers to arguments, as the driver wants them; it copies what they point to.
-fn pointers(values: &mut [Value]) -> Vec<*mut c_void> {
-    values.iter_mut().map(|value| value.0.as_mut_ptr().cast()).collect()
+/// Pointers to arguments, as the driver wants them; it copies what they point to, and writes nothing there.
+fn pointers(call: &Call, values: &[Value]) -> Vec<*mut c_void> {
+    let mut pointers: Vec<*mut c_void> = values.iter().map(|value| value.0.as_ptr().cast_mut().cast()).collect();
+    if let Some(Table { at, words }) = &call.table {
+        pointers[*at] = words.as_ptr().cast_mut().cast();
+    }
+    pointers
 }
 
 /// All arguments; `workspace` is there if the call needs something to work in.
@@ -111,14 +126,14 @@ pub(super) fn launch(
     operation: u64,
     workspace: Option<&Workspace>,
 ) -> Result<(), CudaError> {
-    let (function, mut values) = (card.function(call)?, arguments(call, post, operation, workspace));
-    let mut pointers = pointers(&mut values);
+    let (function, values) = (card.function(call)?, arguments(call, post, operation, workspace));
+    let mut pointers = pointers(call, &values);
     // SAFETY: the arguments are those that the function declares (`requests` and the sources go together; tests run
     // every function), each pointing to as many bytes as it has. The addresses in them are of live memory of this card,
     // which the submitted item keeps until the stream has passed it. The stream is of this card.
     let code = unsafe {
         let (args, none) = (pointers.as_mut_ptr(), ptr::null_mut());
-        sys::cuLaunchKernel(function.0, call.blocks, 1, 1, THREADS, 1, 1, call.shared, stream.0, args, none)
+        sys::cuLaunchKernel(function.0, call.blocks, 1, 1, call.threads, 1, 1, call.shared, stream.0, args, none)
     };
     card.check("cuLaunchKernel", code)
 }
@@ -132,14 +147,14 @@ pub(super) fn add_node(
     operation: u64,
     workspace: Option<&Workspace>,
 ) -> Result<sys::CUgraphNode, CudaError> {
-    let (function, mut values) = (card.function(call)?, arguments(call, post, operation, workspace));
-    let mut pointers = pointers(&mut values);
+    let (function, values) = (card.function(call)?, arguments(call, post, operation, workspace));
+    let mut pointers = pointers(call, &values);
     let params = sys::CUDA_KERNEL_NODE_PARAMS {
         func: function.0,
         gridDimX: call.blocks,
         gridDimY: 1,
         gridDimZ: 1,
-        blockDimX: THREADS,
+        blockDimX: call.threads,
         blockDimY: 1,
         blockDimZ: 1,
         sharedMemBytes: call.shared,

@@ -34,6 +34,7 @@ pub(super) fn steps(kernel: &Kernel, accesses: &[Access]) -> Vec<Step> {
         Kernel::RmsNormGrad(spec) => calls(columns::rms_norm_grad(spec, accesses)),
         Kernel::BiasGrad(spec) => calls(columns::bias_grad(spec, accesses)),
         Kernel::EmbeddingGrad(spec) => calls(tokens::embedding_grad(spec, accesses)),
+        Kernel::AdamW(spec) => calls(training::adamw(spec, accesses)),
         _ => vec![Step::Call(call(kernel, accesses))],
     }
 }

@@ -26,7 +26,7 @@ pub(crate) use self::accumulate::{By, Old};
 pub(crate) use self::activation::Place;
 pub use self::activation::{Gelu, GeluBackward, SwiGlu, SwiGluBackward};
 pub use self::activation::{GeluBackwardSpec, GeluSpec, SwiGluBackwardSpec, SwiGluSpec};
-pub use self::adamw::{AdamW, AdvanceAdam, Hyper};
+pub use self::adamw::{AdamRun, AdamW, AdamWRuns, AdvanceAdam, Hyper};
 pub use self::adamw::{AdamWSpec, AdvanceAdamSpec};
 pub use self::attention::AttentionSpec;
 pub use self::attention::{Attention, AttentionBackward};

@@ -246,7 +246,9 @@ fn embeddings_and_their_gradients_give_the_bits_of_the_host() {
 
 #[test]
 fn cross_entropy_is_as_exact_as_on_the_host() {
-    for ((rows_count, cols), lie) in [(1, 2), (5, 257), (3, 5003)].into_iter().flat_map(|s| LIES.map(|lie| (s, lie))) {
+    // Rows that shared memory holds and rows that it does not; as many as blocks and more.
+    let sizes = [(1, 2), (5, 257), (3, 5003), (2, 30_011), (2500, 24)];
+    for ((rows_count, cols), lie) in sizes.into_iter().flat_map(|s| LIES.map(|lie| (s, lie))) {
         let logits: Vec<f32> = noise(18, rows_count * cols).iter().map(|x| 8.0 * x).collect();
         let targets: Vec<i32> =
             (0..rows_count).map(|i| if i == 2 { IGNORE } else { ((i * 7919 + 1) % cols) as i32 }).collect();
@@ -373,6 +375,41 @@ fn adamw_takes_the_steps_of_the_host() {
             let rounded: Vec<bf16> = b.get::<f32>(&param.view).into_iter().map(bf16::from_f32).collect();
             assert_eq!(b.get::<bf16>(&copy.view), rounded);
             vec![param, m, v]
+        });
+    }
+}
+
+/// More runs than a launch takes, of one element and of many, and one that is empty.
+#[test]
+fn adamw_of_many_runs_takes_the_steps_of_the_host() {
+    let (beta1, beta2, eps, decays) = (0.9, 0.95, 1e-8, [0.1, 0.0, 0.3]);
+    for (n, dtype) in [(1000, DType::F32), (40_007, DType::F32), (40_007, DType::Bf16)] {
+        let mut runs: Vec<AdamRun> = (0..150).map(|i| AdamRun { end: i * i * n / 22_500, group: i % 3 }).collect();
+        runs.push(AdamRun { end: n, group: 1 });
+        equal_bits(|b| {
+            let make = |seed| b.vector(&noise(seed, n));
+            let (param, m) = (make(1), make(2));
+            let v = b.vector(&noise(3, n).iter().map(|x| x * x).collect::<Vec<_>>());
+            let grad = b.holding(&[n], dtype, Lie::Whole, &noise(4, n));
+            let copy = b.tensor(&[n], DType::Bf16, Lie::Whole);
+            let scalars = b.vector(&[3e-3, 0.19, 0.0975, 0.5, 1e-3, 0.19, 0.0975, 1.0, 0.0, 0.19, 0.0975, 0.25]);
+            let request = AdamWRuns {
+                param: &param,
+                grad: &grad.view,
+                m: &m,
+                v: &v,
+                copy: Some(&copy.view),
+                scalars: &scalars,
+                skip: None,
+                beta1,
+                beta2,
+                eps,
+                decays: &decays,
+                runs: &runs,
+            };
+            b.run(request.op("test"));
+            let bits = |view| b.get::<f32>(view).into_iter().map(f32::to_bits).collect();
+            vec![bits(&param), bits(&m), bits(&v), b.bits(&copy)]
         });
     }
 }

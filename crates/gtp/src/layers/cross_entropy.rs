@@ -2,7 +2,7 @@
 
 use device::{
     DType, Frame, Reduce, Site, View,
-    ops::{CrossEntropy, Factor, VocabFinish, VocabPartials, VocabRescale},
+    ops::{CrossEntropy, Factor, Fill, VocabFinish, VocabPartials, VocabRescale},
 };
 use pgroups::Weights;
 
@@ -11,7 +11,7 @@ use super::{LayerError, Region, VocabRows};
 /// What [`cross_entropy`] works on.
 #[derive(Clone, Copy, Debug)]
 pub struct Losses<'a> {
-    /// `[rows, valid ids of this rank]`, f32 or bf16; becomes its gradient.
+    /// What [`VocabTable::logits`](super::VocabTable::logits) gives, f32 or bf16; becomes its gradient.
     pub logits: &'a View,
     /// `[rows]`, i32, contiguous: ids of the whole vocabulary, or [`IGNORE`](device::ops::IGNORE).
     pub targets: &'a View,
@@ -26,19 +26,24 @@ pub struct Losses<'a> {
 /// losses = log Σ exp(logits) − logits\[target\] over the whole vocabulary, logits = scale · (softmax − onehot).
 ///
 /// Of a row the group exchanges three numbers: the greatest logit, then the sum of exponentials and the target's logit.
-/// Columns of padding do not exist, so nothing has to be masked.
+/// Columns of padding are not read, so nothing has to be masked; their gradient is 0.
 ///
 /// # Errors
 /// Of the device, the frame and the group. A target that is no valid id fails when it runs.
 pub fn cross_entropy(f: &mut Frame, w: &dyn Weights, site: &Site, l: &Losses<'_>) -> Result<(), LayerError> {
     let region = Region::of(w);
-    let &Losses { logits, targets, losses, scale, .. } = l;
+    let &Losses { targets, losses, scale, .. } = l;
     let on = f.stream().clone();
+    let shard = l.vocab.shard(&region);
+    let logits = &shard.valid_of(l.logits)?;
+    if let Some(padding) = shard.padding_of(l.logits)? {
+        on.launch(Fill { y: &padding, value: 0.0 }.op(site)?)?;
+    }
     let Some(group) = region.group() else {
         let whole = CrossEntropy { logits, targets, losses, dlogits: logits, scale };
         return Ok(on.launch(whole.op(site)?)?);
     };
-    let vocab = l.vocab.shard(&region).ids;
+    let vocab = shard.ids;
     let rows = logits.row_count();
     let own_max = f.temp(&[rows], DType::F32)?;
     let max = f.temp(&[rows], DType::F32)?;

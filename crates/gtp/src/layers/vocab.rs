@@ -8,7 +8,7 @@ use device::{
 };
 use pgroups::{Param, Weights};
 
-use super::{LayerError, Region, grad::contribute};
+use super::{LayerError, Region};
 
 /// Rows of a vocabulary table, on all members of a tensor group together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,9 +45,23 @@ impl VocabRows {
     }
 }
 
+impl VocabShard {
+    /// The columns of `logits`, `[.., rows]`, that are of valid ids.
+    pub(super) fn valid_of(&self, logits: &View) -> Result<View, LayerError> {
+        Ok(logits.columns(0..self.valid)?)
+    }
+
+    /// The columns of padding, if there are some.
+    pub(super) fn padding_of(&self, logits: &View) -> Result<Option<View>, LayerError> {
+        Ok((self.valid < self.rows).then(|| logits.columns(self.valid..self.rows)).transpose()?)
+    }
+}
+
 /// A table `[rows, columns]`, cut over the group by rows: tokens to activations, or activations to logits.
 ///
-/// Rows of padding, and those past the valid ids, are no token's, get no logit and have a gradient of 0.
+/// Rows of padding, and those past the valid ids, are no token's and have a gradient of 0. Products take them along, so
+/// that sizes are those of the table; what they put into the columns of logits that are no id's is nobody's, and
+/// [`cross_entropy`](super::cross_entropy) leaves a gradient of 0 there.
 pub struct VocabTable {
     table: Param,
     vocab: VocabRows,
@@ -128,34 +142,31 @@ impl VocabTable {
         Ok(w.grad_done(table, on)?)
     }
 
-    /// x · tableᵀ over this rank's valid ids: `[.., columns]`, all rows, to `[.., valid]`.
+    /// x · tableᵀ over this rank's rows of the table: `[.., columns]`, all rows, to `[.., rows]`, of which the first
+    /// columns are those of the valid ids.
     ///
     /// # Errors
     /// [`LayerError::TableRows`]; of the device, the frame and the weights.
     pub fn logits(&self, f: &mut Frame, w: &mut dyn Weights, x: &View) -> Result<View, LayerError> {
         let region = Region::of(w);
-        let VocabShard { rows, valid, .. } = self.vocab.shard(&region);
+        let rows = self.vocab.shard(&region).rows;
         let (_, outer) = x.shape().split_last().unwrap_or((&0, &[]));
-        // Rows apart by a multiple of what products like, whatever the vocabulary is; as far on every member, because one
-        // plan of memory serves all.
+        // Rows apart by a multiple of what products like, whatever the table is.
         let width = rows.next_multiple_of(LOGITS_PITCH);
-        let logits = f.temp(&[outer, &[width]].concat(), x.dtype())?.columns(0..valid)?;
+        let logits = f.temp(&[outer, &[width]].concat(), x.dtype())?.columns(0..rows)?;
         let on = f.stream();
         let table = w.take(&self.table, on)?;
         self.check(&region, &table)?;
-        if valid > 0 {
-            let finish = Finish::Into(Accumulate::Overwrite);
-            let b = table.rows(0..valid)?;
-            on.launch(Gemm { a: x, b: &b, c: &logits, trans: Trans::Nt, finish }.op(&self.site)?)?;
-        }
+        let finish = Finish::Into(Accumulate::Overwrite);
+        on.launch(Gemm { a: x, b: &table, c: &logits, trans: Trans::Nt, finish }.op(&self.site)?)?;
         w.give_back(&self.table, on)?;
         Ok(logits)
     }
 
-    /// This rank's part of dx, all rows: [`Region::reduce`] adds the parts.
+    /// This rank's part of dx, all rows: [`Region::reduce`] adds the parts. `dlogits` is 0 in the columns of padding.
     ///
     /// # Errors
-    /// Of the device and the weights.
+    /// Of the device, the frame and the weights.
     pub fn logits_backward_input(
         &self,
         f: &mut Frame,
@@ -163,20 +174,15 @@ impl VocabTable {
         dlogits: &View,
         dx: &View,
     ) -> Result<(), LayerError> {
-        let valid = self.vocab.shard(&Region::of(w)).valid;
         let on = f.stream();
         let table = w.take(&self.table, on)?;
-        if valid > 0 {
-            let finish = Finish::Into(Accumulate::Overwrite);
-            let b = table.rows(0..valid)?;
-            on.launch(Gemm { a: dlogits, b: &b, c: dx, trans: Trans::Nn, finish }.op(&self.site)?)?;
-        } else {
-            on.launch(Fill { y: dx, value: 0.0 }.op(&self.site)?)?;
-        }
+        let finish = Finish::Into(Accumulate::Overwrite);
+        on.launch(Gemm { a: dlogits, b: &table, c: dx, trans: Trans::Nn, finish }.op(&self.site)?)?;
         Ok(w.give_back(&self.table, on)?)
     }
 
-    /// The table's gradient from that of the logits, over all rows of x.
+    /// The table's gradient from that of the logits, over all rows of x. Where x is finite, rows of padding get 0, like
+    /// any other contribution: a first one clears what is there.
     ///
     /// # Errors
     /// Of the device, the frame and the weights.
@@ -187,26 +193,10 @@ impl VocabTable {
         dlogits: &View,
         x: &View,
     ) -> Result<(), LayerError> {
-        let region = Region::of(w);
-        let VocabShard { valid, rows, .. } = self.vocab.shard(&region);
         let grad = w.grad(&self.table, f.stream())?;
         let (dtable, into) = grad.target();
-        if valid > 0 {
-            let (c, finish) = (dtable.rows(0..valid)?, Finish::Into(into));
-            let product = Gemm { a: dlogits, b: x, c: &c, trans: Trans::Tn, finish };
-            f.stream().launch(product.op(&self.site)?)?;
-        }
-        // Rows past the vocabulary get 0 like any other contribution: a first one clears what is there. The last member
-        // has the most of them; all make the zeros, because one plan of memory serves all.
-        let most = rows - self.vocab.part(region.size() - 1, region.size()).valid;
-        if most > 0 {
-            let zeros = f.temp(&[most, dtable.shape()[1]], DType::F32)?;
-            f.stream().launch(Fill { y: &zeros, value: 0.0 }.op(&self.site)?)?;
-            if rows > valid {
-                let rest = dtable.rows(valid..rows)?;
-                contribute(&zeros.rows(0..rows - valid)?, &rest, into, &self.site, f.stream())?;
-            }
-        }
+        let product = Gemm { a: dlogits, b: x, c: dtable, trans: Trans::Tn, finish: Finish::Into(into) };
+        f.stream().launch(product.op(&self.site)?)?;
         Ok(w.grad_done(&self.table, f.stream())?)
     }
 
@@ -217,20 +207,22 @@ impl VocabTable {
     pub fn gather_logits(&self, f: &mut Frame, w: &dyn Weights, logits: &View) -> Result<View, LayerError> {
         let region = Region::of(w);
         let (count, on) = (logits.row_count(), f.stream().clone());
+        let shard = self.vocab.shard(&region);
+        let own_ids = shard.valid_of(logits)?;
         let Some(group) = region.group() else {
             if logits.dtype() == DType::F32 {
-                return Ok(logits.clone());
+                return Ok(own_ids);
             }
-            let all = f.temp(logits.shape(), DType::F32)?;
-            on.launch(Cast { x: logits, y: &all }.op(&self.site)?)?;
+            let all = f.temp(own_ids.shape(), DType::F32)?;
+            on.launch(Cast { x: &own_ids, y: &all }.op(&self.site)?)?;
             return Ok(all);
         };
-        let VocabShard { rows: part, valid, .. } = self.vocab.shard(&region);
+        let VocabShard { rows: part, valid, .. } = shard;
         // Members send equal sizes, so what they have not is sent as 0 and left out by the receiver.
         let own = f.temp(&[count, part], DType::F32)?;
         if valid > 0 {
-            let logits = logits.reshape(&[count, valid])?;
-            on.launch(Cast { x: &logits, y: &own.columns(0..valid)? }.op(&self.site)?)?;
+            let own_ids = own_ids.reshape(&[count, valid])?;
+            on.launch(Cast { x: &own_ids, y: &own.columns(0..valid)? }.op(&self.site)?)?;
         }
         if valid < part {
             on.launch(Fill { y: &own.columns(valid..part)?, value: 0.0 }.op(&self.site)?)?;

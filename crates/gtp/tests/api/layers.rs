@@ -156,7 +156,9 @@ fn vocabulary(side: &mut Side, samples: usize, rows: usize) -> Result<Placed, La
     let dy = region.gather(f, &dx)?;
     lookup.lookup_grad(f, &mut w, &ids, &dy, Some(learned))?;
     let shard = vocab.shard(&region);
-    let dlogits = side.get(&logits)?;
+    let dlogits = side.get(&logits.columns(0..shard.valid)?)?;
+    let padding = side.get(&logits.columns(shard.valid..shard.rows)?)?;
+    assert!(padding.iter().all(|v| *v == 0.0), "nothing comes from padding");
     let from = (side.place() * shard.rows).min(10);
     Ok(Placed::from([
         ("x", own_rows(side, side.get(&x)?)),
@@ -184,14 +186,22 @@ fn a_rank_with_nothing_but_padding_takes_part() {
     let padding = on_groups(&Machine::cpu(2).unwrap(), &[&[0, 1, 2, 3]], Sequence::Whole, |side, _| {
         let placement = Placement::whole([9, DIM]).cut(0, Axis::TP, 1);
         let table = side.param("table", &placement, &values(1, 9 * DIM))?;
-        let head = VocabTable::new(&table, VocabRows { size: 9, rows: 9 }, "head");
+        let vocab = VocabRows { size: 9, rows: 9 };
+        let head = VocabTable::new(&table, vocab, "head");
         let x = side.rows(&values(2, ROWS * DIM), DIM);
+        let targets = side.ids(&(0..ROWS as i32).map(|i| i % 9).collect::<Vec<_>>());
         let mut w = side.weights(Pass::Backward);
         let logits = head.logits(&mut side.frame, &mut w, &x)?;
-        assert_eq!(logits.shape(), [ROWS, if side.place() == 3 { 0 } else { 3 }]);
+        assert_eq!(logits.shape(), [ROWS, 3], "every member multiplies as many rows");
+        let losses = side.frame.temp(&[ROWS], DType::F32)?;
+        let given = Losses { logits: &logits, targets: &targets, losses: &losses, vocab, scale: Factor::Const(0.5) };
+        cross_entropy(&mut side.frame, &w, &device::Site::from("loss"), &given)?;
+        let dx = side.frame.temp(&[ROWS, DIM], DType::F32)?;
+        head.logits_backward_input(&mut side.frame, &mut w, &logits, &dx)?;
         head.logits_backward_weight(&mut side.frame, &mut w, &logits, &x)?;
-        let grad = side.get(&table.main_grad())?;
+        let (grad, dx) = (side.get(&table.main_grad())?, side.get(&dx)?);
         assert_eq!(grad.iter().all(|v| *v == 0.25), side.place() == 3);
+        assert_eq!(dx.iter().all(|v| *v == 0.0), side.place() == 3);
         Ok(Placed::new())
     });
     assert!(padding[0].is_empty());

@@ -12,14 +12,14 @@ fn skipped(declared: bool, args: &Args<'_>, index: usize) -> Result<bool, OpErro
 }
 
 pub(super) fn adamw(spec: &AdamWSpec, args: &mut Args<'_>) -> Result<(), OpError> {
-    let rules = Rules::new(spec, args.read(4)?);
+    let groups = Rules::of_groups(spec, args.read(4)?);
     let skip = skipped(spec.skip, args, if spec.copy { 6 } else { 5 })?;
     let mut param = args.rows_mut::<f32>(0)?;
     if !skip {
-        let (m, v) = (args.rows_mut(1)?, args.rows_mut(2)?);
+        let (mut m, mut v) = (args.rows_mut(1)?, args.rows_mut(2)?);
         match args.dtype(3)? {
-            DType::Bf16 => update(&mut param, m, v, args.rows::<bf16>(3)?, rules),
-            _ => update(&mut param, m, v, args.rows::<f32>(3)?, rules),
+            DType::Bf16 => step(spec, &groups, [&mut param, &mut m, &mut v], args.rows::<bf16>(3)?),
+            _ => step(spec, &groups, [&mut param, &mut m, &mut v], args.rows::<f32>(3)?),
         }
     }
     if spec.copy {
@@ -54,7 +54,13 @@ struct Rules {
 }
 
 impl Rules {
-    fn new(spec: &AdamWSpec, scalars: &[f32]) -> Rules {
+    /// Scalars of one group are behind those of the one before.
+    fn of_groups(spec: &AdamWSpec, scalars: &[f32]) -> Vec<Rules> {
+        let groups = scalars.chunks_exact(Hyper::LEN).zip(spec.decays.iter());
+        groups.map(|(scalars, decay)| Rules::new(spec, scalars, *decay)).collect()
+    }
+
+    fn new(spec: &AdamWSpec, scalars: &[f32], decay: f64) -> Rules {
         let at = |index: usize| f64::from(scalars[index]);
         Rules {
             clip: scalars[Hyper::CLIP],
@@ -62,7 +68,7 @@ impl Rules {
             rest1: (1.0 - spec.beta1) as f32,
             beta2: spec.beta2 as f32,
             rest2: (1.0 - spec.beta2) as f32,
-            shrink: (1.0 - at(Hyper::LR) * spec.weight_decay) as f32,
+            shrink: (1.0 - at(Hyper::LR) * decay) as f32,
             rate: (at(Hyper::LR) / at(Hyper::CORRECTION1)) as f32,
             spread: (1.0 / at(Hyper::CORRECTION2).sqrt()) as f32,
             eps: spec.eps as f32,
@@ -70,15 +76,33 @@ impl Rules {
     }
 }
 
+/// Each run with the rules of its group.
+fn step<T: Real>(spec: &AdamWSpec, groups: &[Rules], state: [&mut RowsMut<'_, f32>; 3], grad: Rows<'_, T>) {
+    let [param, m, v] = state;
+    let (rows, cols) = (0..param.len(), param.cols());
+    // A piece of a buffer of several runs has the gradients from the first one on.
+    let first = grad.cols() - cols;
+    let mut from = 0;
+    for run in spec.runs.iter() {
+        let to = if spec.runs.len() == 1 { cols } else { run.end.saturating_sub(first).min(cols) };
+        if from < to {
+            let [param, m, v] = [&mut *param, &mut *m, &mut *v].map(|all| all.block_mut(rows.clone(), from..to));
+            let grad = grad.block(rows.clone(), first + from..first + to);
+            update(param, m, v, grad, groups[run.group]);
+            from = to;
+        }
+    }
+}
+
 wide! {
     fn update[T: Real](
-        param: &mut RowsMut<'_, f32>,
+        param: RowsMut<'_, f32>,
         m: RowsMut<'_, f32>,
         v: RowsMut<'_, f32>,
         grad: Rows<'_, T>,
         rules: Rules,
     ) {
-        let (mut m, mut v) = (m, v);
+        let (mut param, mut m, mut v) = (param, m, v);
         for i in 0..grad.len() {
             let state = param.row_mut(i).iter_mut().zip(m.row_mut(i)).zip(v.row_mut(i));
             for (((param, m), v), &grad) in state.zip(grad.row(i)) {

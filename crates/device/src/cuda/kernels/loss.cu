@@ -1,10 +1,159 @@
-// Cross-entropy, over all of the vocabulary or a shard of it: a block for each row. The gradient may be where the logits
-// are. A target of -1 is ignored, any other one outside the vocabulary is refused.
+// Cross-entropy, over all of the vocabulary or a shard of it: a block for each row, or several rows one behind the other.
+// The gradient may be where the logits are. A target of -1 is ignored, any other one outside the vocabulary is refused.
+//
+// A row is runs of eight neighbours; thread t has runs t, t + THREADS and so on, in all kernels and for both element
+// types, so that sums have one order.
 
-// Whether the row counts; the same for the whole block. Where it does not, its loss is 0 and so is its gradient.
-__device__ inline bool counts(const Mat& d, const Mat& losses, u64 size, u64 row, int target, const Post& post) {
+#define LOWEST __uint_as_float(0xFF800000u)
+
+__device__ inline u32 runs_of(const Mat& m) { return ((u32)m.cols + RUN - 1) / RUN; }
+__device__ inline u32 run_at(const Mat& m, u32 k) { return run_length(m.cols, (u64)k * RUN); }
+
+// NaN wins.
+__device__ inline float greater(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
+}
+
+// Of what is at most 0.
+__device__ inline float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+    return y;
+}
+
+// Eight neighbours as they lie in memory.
+template <bool HALF> struct Words {
+    Vec4 at[HALF ? 1 : 2];
+};
+template <bool HALF> __device__ inline Words<HALF> get_words(const Mat& m, u64 row, u32 k) {
+    const Vec4* from = (const Vec4*)(m.address + (spot(m, row, (u64)k * RUN) << (HALF ? 1 : 2)));
+    Words<HALF> words;
+#pragma unroll
+    for (int i = 0; i < (HALF ? 1 : 2); i++) words.at[i] = from[i];
+    return words;
+}
+template <bool HALF> __device__ inline void put_words(const Mat& m, u64 row, u32 k, const Words<HALF>& words) {
+    Vec4* to = (Vec4*)(m.address + (spot(m, row, (u64)k * RUN) << (HALF ? 1 : 2)));
+#pragma unroll
+    for (int i = 0; i < (HALF ? 1 : 2); i++) to[i] = words.at[i];
+}
+template <bool HALF> __device__ inline Run unpacked(const Words<HALF>& words) {
+    Run v;
+#pragma unroll
+    for (int i = 0; i < (HALF ? 1 : 2); i++) {
+        u32 word[4] = {words.at[i].x, words.at[i].y, words.at[i].z, words.at[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if constexpr (HALF) {
+                v.at[2 * j] = __uint_as_float(word[j] << 16);
+                v.at[2 * j + 1] = __uint_as_float(word[j] & 0xFFFF0000u);
+            } else {
+                v.at[4 * i + j] = __uint_as_float(word[j]);
+            }
+        }
+    }
+    return v;
+}
+template <bool HALF> __device__ inline Words<HALF> packed(const Run& v) {
+    Words<HALF> words;
+#pragma unroll
+    for (int i = 0; i < (HALF ? 1 : 2); i++) {
+        u32 word[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if constexpr (HALF) {
+                asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word[j]) : "f"(v.at[2 * j + 1]), "f"(v.at[2 * j]));
+            } else {
+                word[j] = __float_as_uint(v.at[4 * i + j]);
+            }
+        }
+        words.at[i] = {word[0], word[1], word[2], word[3]};
+    }
+    return words;
+}
+
+// Behind the end of a row there is nothing.
+__device__ inline void cut_off(Run& v, u32 n) {
+#pragma unroll
+    for (u32 i = 0; i < RUN; i++) {
+        if (i >= n) v.at[i] = LOWEST;
+    }
+}
+
+// A target in this run: its place; RUN and more if it is elsewhere.
+__device__ inline u32 place_in(u32 k, u32 target) { return target - k * RUN; }
+__device__ inline float pick(const Run& v, u32 at) {
+    float value = v.at[0];
+#pragma unroll
+    for (u32 i = 1; i < RUN; i++) value = i == at ? v.at[i] : value;
+    return value;
+}
+
+// The greatest of what was seen, and the sum of exponentials below it.
+struct Tally {
+    float most;
+    double sum;
+};
+
+__device__ inline void count(Tally& t, const Run& v) {
+    float top = t.most;
+    float pair[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) pair[i] = greater(v.at[2 * i], v.at[2 * i + 1]);
+    top = greater(top, greater(greater(pair[0], pair[1]), greater(pair[2], pair[3])));
+    if (top == LOWEST) return;
+    if (top != t.most) {
+        t.sum *= power(t.most - top);
+        t.most = top;
+    }
+    float e[RUN];
+#pragma unroll
+    for (int i = 0; i < RUN; i++) e[i] = power(v.at[i] - top);
+    // Neighbours first: eight terms with the error of three.
+    t.sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
+}
+
+// Of all threads of a block.
+__device__ inline Tally together(Tally own) {
+    __shared__ float tops[THREADS / 32];
+    __shared__ double sums[THREADS / 32];
+    Tally all = {own.most, 0.0};
+    for (int step = 16; step > 0; step /= 2) all.most = greater(all.most, __shfl_xor_sync(0xFFFFFFFFu, all.most, step));
+    if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = all.most;
+    __syncthreads();
+    all.most = tops[0];
+    for (int i = 1; i < THREADS / 32; i++) all.most = greater(all.most, tops[i]);
+    double part = own.sum == 0.0 ? 0.0 : own.sum * power(own.most - all.most);
+    for (int step = 16; step > 0; step /= 2) part += __shfl_down_sync(0xFFFFFFFFu, part, step);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = part;
+    __syncthreads();
+    for (int i = 0; i < THREADS / 32; i++) all.sum += sums[i];
+    return all;
+}
+
+// What the gradient of a row is made from. A row that does not count has no target and a gradient of 0.
+struct Slope {
+    float most, share, scale;
+    u32 target;
+    bool counts;
+};
+
+__device__ inline void to_gradient(Run& v, u32 k, const Slope& s) {
+#pragma unroll
+    for (int i = 0; i < RUN; i++) v.at[i] = s.counts ? s.share * power(v.at[i] - s.most) : 0.0f;
+    u32 at = place_in(k, s.target);
+    if (at >= RUN) return;
+#pragma unroll
+    for (u32 i = 0; i < RUN; i++) {
+        if (i == at) v.at[i] -= s.scale;
+    }
+}
+
+// Whether the row counts; the same for the whole block. Where it does not, its loss is 0.
+__device__ inline bool counts(const Mat& losses, u64 size, u64 row, int target, const Post& post) {
     if (target >= 0 && (u64)target < size) return true;
-    for (u64 c = threadIdx.x; c < d.cols; c += THREADS) put(d, spot(d, row, c), 0.0f);
     if (threadIdx.x == 0) {
         put(losses, row, 0.0f);
         if (target != -1) refuse(post, row, target);
@@ -12,58 +161,162 @@ __device__ inline bool counts(const Mat& d, const Mat& losses, u64 size, u64 row
     return false;
 }
 
-// The largest of a row and the sum of exponentials below it, in one pass: each thread has a maximum of its own on the way.
-__device__ inline double exponentials(const Mat& in, u64 row, float& most) {
-    bool wide = is_wide(in);
-    const float lowest = __uint_as_float(0xFF800000u);
-    float own = lowest;
-    double sum = 0.0;
-    for (u64 c = threadIdx.x * RUN; c < in.cols; c += THREADS * RUN) {
-        u32 n = run_length(in.cols, c);
-        Run v = get_run(in, spot(in, row, c), n, wide);
-        float top = own;
-        for (u32 i = 0; i < RUN; i++) {
-            if (i < n) top = larger(top, v.at[i]);
-        }
-        if (top == lowest) continue;
-        sum *= expf(own - top);
-        own = top;
-        for (u32 i = 0; i < RUN; i++) v.at[i] = i < n ? expf(v.at[i] - own) : 0.0f;
-        // Neighbours first: eight terms with the error of three.
-        for (u32 step = 1; step < RUN; step *= 2) {
-            for (u32 i = 0; i < RUN; i += 2 * step) v.at[i] += v.at[i + step];
-        }
-        sum += v.at[0];
-    }
-    most = block_max(own);
-    return block_sum(sum == 0.0 ? 0.0 : sum * expf(own - most));
+__device__ inline float loss_of(float most, float logit, double sum) {
+    return (float)((double)most - (double)logit + log(sum));
 }
 
-// target: its column, or one that there is not.
-__device__ inline void put_gradient(const Mat& d, const Mat& in, u64 row, float most, float share, float scale, u64 target) {
-    bool wide_d = is_wide(d), wide = is_wide(in);
-    for (u64 c = threadIdx.x * RUN; c < d.cols; c += THREADS * RUN) {
-        u32 n = run_length(d.cols, c);
-        Run v = get_run(in, spot(in, row, c), n, wide);
-        for (int i = 0; i < RUN; i++) {
-            float p = share * expf(v.at[i] - most);
-            v.at[i] = c + i == target ? p - scale : p;
-        }
-        put_run(d, spot(d, row, c), n, wide_d, v);
+// Runs that a thread asks for before it looks at the first.
+#define AHEAD 4
+
+// Calls f with each of the thread's runs of a row, in order: its number and what is there.
+template <bool HALF, typename F> __device__ inline void each_run(const Mat& in, u64 row, const F& f) {
+    u32 runs = runs_of(in), whole = is_wide(in) ? (u32)in.cols / RUN : 0, k = threadIdx.x;
+    for (; k + (AHEAD - 1) * THREADS < whole; k += AHEAD * THREADS) {
+        Words<HALF> words[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) words[i] = get_words<HALF>(in, row, k + i * THREADS);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) f(k + i * THREADS, unpacked<HALF>(words[i]));
+    }
+    for (; k < whole; k += THREADS) f(k, unpacked<HALF>(get_words<HALF>(in, row, k)));
+    for (; k < runs; k += THREADS) {
+        Run v = get_run(in, spot(in, row, (u64)k * RUN), run_at(in, k), false);
+        cut_off(v, run_at(in, k));
+        f(k, v);
     }
 }
 
+template <bool HALF> __device__ inline void put_gradient(const Mat& d, const Mat& in, u64 row, const Slope& s) {
+    bool wide = is_wide(d);
+    each_run<HALF>(in, row, [&](u32 k, Run v) {
+        to_gradient(v, k, s);
+        u32 n = run_at(d, k);
+        if (wide && n == RUN) put_words(d, row, k, packed<HALF>(v));
+        else put_run(d, spot(d, row, (u64)k * RUN), n, false, v);
+    });
+}
+
+template <bool HALF> __device__ inline Tally tally(const Mat& in, u64 row) {
+    Tally own = {LOWEST, 0.0};
+    each_run<HALF>(in, row, [&](u32, const Run& v) { count(own, v); });
+    return together(own);
+}
+
+template <bool HALF>
+__device__ inline void two_reads(const Mat& d, const Mat& targets, const Mat& losses, const Mat& in, float scale, const Post& post) {
+    for (u64 row = blockIdx.x; row < d.rows; row += gridDim.x) {
+        int id = ((const int*)targets.address)[row];
+        Slope s = {0.0f, 0.0f, scale, 0xFFFFFFFFu, counts(losses, d.cols, row, id, post)};
+        if (s.counts) {
+            float logit = get(in, spot(in, row, id));
+            Tally all = tally<HALF>(in, row);
+            s = {all.most, (float)((double)scale / all.sum), scale, (u32)id, true};
+            if (threadIdx.x == 0) put(losses, row, loss_of(all.most, logit, all.sum));
+        }
+        put_gradient<HALF>(d, in, row, s);
+    }
+}
+
+// For any row.
+extern "C" __global__ void cross_entropy_twice(Mat d, Mat targets, Mat losses, Mat logits, Factor by, Post post) {
+    begin(post);
+    if (logits.kind == 1) two_reads<true>(d, targets, losses, logits, factor(by), post);
+    else two_reads<false>(d, targets, losses, logits, factor(by), post);
+}
+
+__device__ inline u32 address_of(const void* p) {
+    u32 at;
+    asm("{ .reg .u64 full; cvta.to.shared.u64 full, %1; cvt.u32.u64 %0, full; }" : "=r"(at) : "l"(p));
+    return at;
+}
+
+// Sixteen bytes to shared memory, of which `bytes` come from `from` and the others are 0.
+__device__ inline void fetch(u32 to, u64 from, u32 bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ inline void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ inline void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
+// Rows that shared memory holds: each is read once. A thread fetches the runs that it will use and nobody else does, so
+// it waits for nobody; where it has put a run's gradient, it fetches the same run of the block's next row.
+extern __shared__ Vec4 held[];
+
+// A row is fetched in so many parts that are waited for one by one.
+#define PARTS 4
+
+template <bool HALF>
+__device__ inline void one_read(const Mat& d, const Mat& targets, const Mat& losses, const Mat& in, float scale, const Post& post) {
+    const u32 runs = runs_of(in), part = (runs + PARTS * THREADS - 1) / (PARTS * THREADS) * THREADS;
+    const u32 first = address_of(held);
+    const int* ids = (const int*)targets.address;
+    // For f32, second halves of runs lie behind all first ones.
+    auto fetch_run = [&](u64 row, u32 k) {
+        u64 from = in.address + (spot(in, row, (u64)k * RUN) << (HALF ? 1 : 2));
+        u32 n = run_at(in, k);
+        if (HALF) fetch(first + k * 16, from, n * 2);
+        else {
+            fetch(first + k * 16, from, n < 4 ? n * 4 : 16);
+            fetch(first + (runs + k) * 16, from + (n > 4 ? 16 : 0), n > 4 ? (n - 4) * 4 : 0);
+        }
+    };
+    auto run = [&](u32 k) {
+        Words<HALF> words;
+#pragma unroll
+        for (int i = 0; i < (HALF ? 1 : 2); i++) words.at[i] = held[i * runs + k];
+        Run v = unpacked<HALF>(words);
+        if (run_at(in, k) < RUN) cut_off(v, run_at(in, k));
+        return v;
+    };
+    u64 row = blockIdx.x;
+    if (row >= d.rows) return;
+    for (u32 from = 0; from < PARTS * part; from += part) {
+        for (u32 k = from + threadIdx.x; k < from + part && k < runs; k += THREADS) fetch_run(row, k);
+        commit();
+    }
+    int id = ids[row];
+    while (row < d.rows) {
+        u64 next = row + gridDim.x;
+        bool more = next < d.rows;
+        int next_id = more ? ids[next] : -1;
+        Slope s = {0.0f, 0.0f, scale, 0xFFFFFFFFu, counts(losses, d.cols, row, id, post)};
+        Tally own = {LOWEST, 0.0};
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            if (p == 0) arrived<PARTS - 1>();
+            if (p == 1) arrived<PARTS - 2>();
+            if (p == 2) arrived<PARTS - 3>();
+            if (p == 3) arrived<0>();
+            if (!s.counts) continue;
+            for (u32 k = p * part + threadIdx.x; k < (p + 1) * part && k < runs; k += THREADS) count(own, run(k));
+        }
+        double sum = 1.0;
+        if (s.counts) {
+            Tally all = together(own);
+            s = {all.most, (float)((double)scale / all.sum), scale, (u32)id, true};
+            sum = all.sum;
+        }
+        for (u32 from = 0; from < PARTS * part; from += part) {
+            for (u32 k = from + threadIdx.x; k < from + part && k < runs; k += THREADS) {
+                Run v = run(k);
+                u32 at = place_in(k, s.target), n = run_at(d, k);
+                if (at < RUN) put(losses, row, loss_of(s.most, pick(v, at), sum));
+                to_gradient(v, k, s);
+                if (n == RUN) put_words(d, row, k, packed<HALF>(v));
+                else put_run(d, spot(d, row, (u64)k * RUN), n, false, v);
+                if (more) fetch_run(next, k);
+            }
+            commit();
+        }
+        row = next;
+        id = next_id;
+    }
+}
+
+// For rows at multiples of 16 bytes that fit into the shared memory of the launch.
 extern "C" __global__ void cross_entropy(Mat d, Mat targets, Mat losses, Mat logits, Factor by, Post post) {
     begin(post);
-    float scale = factor(by);
-    for (u64 row = blockIdx.x; row < d.rows; row += gridDim.x) {
-        int target = ((const int*)targets.address)[row];
-        if (!counts(d, losses, d.cols, row, target, post)) continue;
-        float logit = get(logits, spot(logits, row, target)), most;
-        double sum = exponentials(logits, row, most);
-        put_gradient(d, logits, row, most, (float)((double)scale / sum), scale, target);
-        if (threadIdx.x == 0) put(losses, row, (float)((double)most - (double)logit + log(sum)));
-    }
+    if (logits.kind == 1) one_read<true>(d, targets, losses, logits, factor(by), post);
+    else one_read<false>(d, targets, losses, logits, factor(by), post);
 }
 
 extern "C" __global__ void vocab_partials(
@@ -71,12 +324,11 @@ extern "C" __global__ void vocab_partials(
 ) {
     begin(post);
     for (u64 row = blockIdx.x; row < logits.rows; row += gridDim.x) {
-        int id = ((const int*)targets.address)[row];
-        float most;
-        double total = exponentials(logits, row, most);
+        Tally all = logits.kind == 1 ? tally<true>(logits, row) : tally<false>(logits, row);
         if (threadIdx.x != 0) continue;
-        put(max, row, most);
-        put(sum, row, (float)total);
+        int id = ((const int*)targets.address)[row];
+        put(max, row, all.most);
+        put(sum, row, (float)all.sum);
         bool known = id >= 0 && (u64)id < size, own = known && (u64)id >= start && (u64)id - start < logits.cols;
         put(target, row, own ? get(logits, spot(logits, row, (u64)id - start)) : 0.0f);
         if (!known && id != -1) refuse(post, row, id);
@@ -95,10 +347,15 @@ extern "C" __global__ void vocab_finish(
     float scale = factor(by);
     for (u64 row = blockIdx.x; row < d.rows; row += gridDim.x) {
         int id = ((const int*)targets.address)[row];
-        if (!counts(d, losses, size, row, id, post)) continue;
-        float most = get(max, row), total = get(sum, row);
-        u64 own = (u64)id >= start ? (u64)id - start : d.cols;
-        put_gradient(d, logits, row, most, scale / total, scale, own);
-        if (threadIdx.x == 0) put(losses, row, (float)((double)most - (double)get(target, row) + log((double)total)));
+        Slope s = {0.0f, 0.0f, scale, 0xFFFFFFFFu, counts(losses, size, row, id, post)};
+        if (s.counts) {
+            float total = get(sum, row);
+            // Elsewhere it is a column that there is not.
+            u64 own = (u64)id >= start ? (u64)id - start : d.cols;
+            s = {get(max, row), scale / total, scale, own < d.cols ? (u32)own : 0xFFFFFFFFu, true};
+            if (threadIdx.x == 0) put(losses, row, loss_of(s.most, get(target, row), total));
+        }
+        if (logits.kind == 1) put_gradient<true>(d, logits, row, s);
+        else put_gradient<false>(d, logits, row, s);
     }
 }

@@ -1,7 +1,7 @@
 // AdamW, the sums behind the global norm, and what is done with them.
 
 struct Betas {
-    double beta1, beta2, eps, decay;
+    double beta1, beta2, eps;
 };
 
 // Places in the optimizer's scalars.
@@ -10,42 +10,135 @@ struct Betas {
 #define CORRECTION2 2
 #define CLIP 3
 
-extern "C" __global__ void adamw(
-    Mat param, Mat m, Mat v, Mat grad, Mat scalars, Mat copy, u64 has_copy, u64 skip_flag, Betas betas, Post post
-) {
-    begin(post);
-    const float* s = (const float*)scalars.address;
-    bool skip = skip_flag && *(const int*)skip_flag != 0;
-    float beta1 = (float)betas.beta1, rest1 = (float)(1.0 - betas.beta1);
-    float beta2 = (float)betas.beta2, rest2 = (float)(1.0 - betas.beta2);
-    float shrink = (float)(1.0 - (double)s[LR] * betas.decay), rate = (float)((double)s[LR] / (double)s[CORRECTION1]);
-    float spread = (float)(1.0 / sqrt((double)s[CORRECTION2])), eps = (float)betas.eps, clip = s[CLIP];
-    auto step = [&](float& value, float& m1, float& m2, float g) {
-        g *= clip;
-        m1 = fmaf(beta1, m1, rest1 * g);
-        m2 = fmaf(beta2, m2, rest2 * g * g);
-        value = fmaf(value, shrink, -(rate * m1 / fmaf(sqrtf(m2), spread, eps)));
-    };
-    u64 count = param.rows * param.cols;
-    if (is_flat(param) && is_flat(m) && is_flat(v) && is_flat(grad) && is_flat(copy)) {
-        EACH_RUN(i, count) {
-            u32 n = run_length(count, i);
-            Run value = get_run(param, i, n, true);
-            if (!skip) {
-                Run m1 = get_run(m, i, n, true), m2 = get_run(v, i, n, true), g = get_run(grad, i, n, true);
-                for (int j = 0; j < RUN; j++) step(value.at[j], m1.at[j], m2.at[j], g.at[j]);
-                put_run(m, i, n, true, m1);
-                put_run(v, i, n, true, m2);
-                put_run(param, i, n, true, value);
-            }
-            if (has_copy) put_run(copy, i, n, true, value);
-        }
+// Elements that share a weight decay and a group's scalars, in order. The end of a run is in the low 48 bits, its group
+// above.
+#define MOST_RUNS 64
+struct Runs {
+    u64 count;
+    u64 ends[MOST_RUNS];
+    double decays[MOST_RUNS];
+};
+
+// What a step multiplies with in a run, each rounded to f32 once.
+struct Factors {
+    float clip, shrink, rate, spread;
+};
+struct Rules {
+    float beta1, rest1, beta2, rest2, eps;
+};
+
+__device__ inline void take_step(float& value, float& m1, float& m2, float g, const Rules& r, const Factors& f) {
+    g *= f.clip;
+    m1 = fmaf(r.beta1, m1, r.rest1 * g);
+    m2 = fmaf(r.beta2, m2, r.rest2 * g * g);
+    value = fmaf(value, f.shrink, -(f.rate * m1 / fmaf(sqrtf(m2), f.spread, r.eps)));
+}
+
+// The run of element i.
+__device__ inline u32 run_of(const u64* ends, u32 count, u64 i) {
+    u32 low = 0, high = count - 1;
+    while (low < high) {
+        u32 middle = (low + high) / 2;
+        if (i < ends[middle]) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+#define QUAD 4
+struct Quad {
+    float at[QUAD];
+};
+struct alignas(8) Vec2 {
+    u32 x, y;
+};
+// Neighbours of a tensor in one piece, f32 or bf16.
+__device__ inline Quad get_quad(const Mat& m, u64 i) {
+    if (m.kind == 1) {
+        Vec2 v = *(const Vec2*)((const unsigned short*)m.address + i);
+        return {__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xFFFF0000u), __uint_as_float(v.y << 16),
+                __uint_as_float(v.y & 0xFFFF0000u)};
+    }
+    Vec4 v = *(const Vec4*)((const float*)m.address + i);
+    return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
+}
+__device__ inline void put_quad(const Mat& m, u64 i, const Quad& q) {
+    if (m.kind == 1) {
+        u32 low = to_bf16(q.at[0]) | (u32)to_bf16(q.at[1]) << 16, high = to_bf16(q.at[2]) | (u32)to_bf16(q.at[3]) << 16;
+        *(Vec2*)((unsigned short*)m.address + i) = {low, high};
         return;
     }
-    EACH(i, count) {
+    *(Vec4*)((float*)m.address + i) = {__float_as_uint(q.at[0]), __float_as_uint(q.at[1]), __float_as_uint(q.at[2]),
+                                       __float_as_uint(q.at[3])};
+}
+
+// Quads of a thread that are on their way at a time.
+#define QUADS 2
+
+extern "C" __global__ void adamw(
+    Mat param, Mat m, Mat v, Mat grad, Mat scalars, Mat copy, u64 has_copy, u64 skip_flag, Betas betas, Runs runs, Post post
+) {
+    begin(post);
+    __shared__ u64 ends[MOST_RUNS];
+    __shared__ Factors factors[MOST_RUNS];
+    u32 count = (u32)runs.count;
+    if (threadIdx.x < count) {
+        u64 end = runs.ends[threadIdx.x];
+        const float* s = (const float*)scalars.address + (end >> 48) * 4;
+        ends[threadIdx.x] = end & 0xFFFFFFFFFFFFull;
+        float shrink = (float)(1.0 - (double)s[LR] * runs.decays[threadIdx.x]);
+        float rate = (float)((double)s[LR] / (double)s[CORRECTION1]);
+        factors[threadIdx.x] = {s[CLIP], shrink, rate, (float)(1.0 / sqrt((double)s[CORRECTION2]))};
+    }
+    bool skip = skip_flag && *(const int*)skip_flag != 0;
+    Rules rules = {(float)betas.beta1, (float)(1.0 - betas.beta1), (float)betas.beta2, (float)(1.0 - betas.beta2),
+                   (float)betas.eps};
+    __syncthreads();
+    u64 numel = param.rows * param.cols, whole = 0;
+    if (is_flat(param) && is_flat(m) && is_flat(v) && is_flat(grad) && is_flat(copy)) whole = numel / QUAD * QUAD;
+    u64 step = (u64)gridDim.x * blockDim.x * QUAD;
+    for (u64 from = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * QUAD; from < whole; from += QUADS * step) {
+        Quad value[QUADS], m1[QUADS], m2[QUADS], g[QUADS];
+#pragma unroll
+        for (int q = 0; q < QUADS; q++) {
+            u64 i = from + q * step;
+            if (i >= whole) continue;
+            value[q] = get_quad(param, i);
+            if (skip) continue;
+            m1[q] = get_quad(m, i);
+            m2[q] = get_quad(v, i);
+            g[q] = get_quad(grad, i);
+        }
+#pragma unroll
+        for (int q = 0; q < QUADS; q++) {
+            u64 i = from + q * step;
+            if (i >= whole) continue;
+            if (!skip) {
+                u32 run = run_of(ends, count, i);
+                Factors f = factors[run];
+                u64 end = ends[run];
+                for (int j = 0; j < QUAD; j++) {
+                    if (i + j >= end) {
+                        run = run_of(ends, count, i + j);
+                        f = factors[run];
+                        end = ends[run];
+                    }
+                    take_step(value[q].at[j], m1[q].at[j], m2[q].at[j], g[q].at[j], rules, f);
+                }
+                put_quad(m, i, m1[q]);
+                put_quad(v, i, m2[q]);
+                put_quad(param, i, value[q]);
+            }
+            if (has_copy) put_quad(copy, i, value[q]);
+        }
+    }
+    // What is not in one piece, and the last elements of what is.
+    EACH(rest, numel - whole) {
+        u64 i = whole + rest;
         float* value = (float*)param.address + place(param, i);
         if (!skip) {
-            step(*value, *((float*)m.address + place(m, i)), *((float*)v.address + place(v, i)), get(grad, place(grad, i)));
+            float *m1 = (float*)m.address + place(m, i), *m2 = (float*)v.address + place(v, i);
+            take_step(*value, *m1, *m2, get(grad, place(grad, i)), rules, factors[run_of(ends, count, i)]);
         }
         if (has_copy) put(copy, place(copy, i), *value);
     }
@@ -71,26 +164,43 @@ extern "C" __global__ void sum(Mat x, Mat total, Factor by, Post post) {
     if (threadIdx.x == 0) *(float*)total.address = (float)((double)factor(by) * all);
 }
 
+// Threads of a block of the next one: there are few blocks, and each must keep its multiprocessor busy.
+#define NORM_THREADS 1024
+// Runs of a thread that are on their way at a time.
+#define NORM_RUNS 2
+
+// Neighbours first: eight terms with the error of three.
+__device__ inline float squares(const Run& x) {
+    float s[RUN];
+    for (int i = 0; i < RUN; i++) s[i] = x.at[i] * x.at[i];
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
 // Block p sums the squares of elements p * piece to (p + 1) * piece.
-extern "C" __global__ void squared_norm(Mat x, Mat partials, u64 piece, Post post) {
+extern "C" __global__ __launch_bounds__(NORM_THREADS) void squared_norm(Mat x, Mat partials, u64 piece, Post post) {
     begin(post);
+    __shared__ double part[NORM_THREADS / 32];
     for (u64 p = blockIdx.x; p < partials.rows * partials.cols; p += gridDim.x) {
         u64 count = x.rows * x.cols, from = p * piece < count ? p * piece : count;
-        u64 to = from + piece < count ? from + piece : count;
-        double part = 0.0;
-        if (is_flat(x) && from % RUN == 0) {
-            for (u64 i = from + threadIdx.x * RUN; i < to; i += THREADS * RUN) {
-                Run value = get_run(x, i, run_length(to, i), true);
-                for (int j = 0; j < RUN; j++) part += (double)value.at[j] * (double)value.at[j];
-            }
-        } else {
-            for (u64 i = from + threadIdx.x; i < to; i += THREADS) {
-                double value = get(x, place(x, i));
-                part += value * value;
-            }
+        u64 to = from + piece < count ? from + piece : count, i = from + threadIdx.x * RUN;
+        bool wide = is_flat(x) && from % RUN == 0;
+        double sum = 0.0;
+        for (; wide && i + (NORM_RUNS - 1) * NORM_THREADS * RUN + RUN <= to; i += NORM_RUNS * NORM_THREADS * RUN) {
+            Run run[NORM_RUNS];
+#pragma unroll
+            for (int k = 0; k < NORM_RUNS; k++) run[k] = get_run(x, i + k * NORM_THREADS * RUN, RUN, true);
+#pragma unroll
+            for (int k = 0; k < NORM_RUNS; k++) sum += squares(run[k]);
         }
-        double all = block_sum(part);
-        if (threadIdx.x == 0) ((float*)partials.address)[p] = (float)all;
+        for (; i < to; i += NORM_THREADS * RUN) sum += squares(get_run(x, i, run_length(to, i), wide));
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(0xFFFFFFFFu, sum, step);
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
+        __syncthreads();
+        if (threadIdx.x != 0) continue;
+        double all = 0.0;
+        for (int w = 0; w < NORM_THREADS / 32; w++) all += part[w];
+        ((float*)partials.address)[p] = (float)all;
     }
 }
 

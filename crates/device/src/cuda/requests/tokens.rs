@@ -2,10 +2,10 @@
 
 use super::{factor, keep};
 use crate::{
-    Access, Kernel,
+    Access, Kernel, View,
     cuda::{
         blaslt::WORKSPACE,
-        launch::{Call, Scratch, Value},
+        launch::{Call, Scratch, Value, address},
     },
     ops::{EmbeddingGradSpec, Old, Place, Vocab},
 };
@@ -26,9 +26,9 @@ pub(super) fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
             Call::over("position_grad", at(1).row_count() * at(1).cols().div_ceil(RUN), values)
         }
         Kernel::CrossEntropy(spec) => {
-            let logits = mat(if spec.place == Place::InPlace { 0 } else { 3 });
-            let values = vec![mat(0), mat(1), mat(2), logits, factor(spec.scale, accesses)];
-            Call::blocks("cross_entropy", at(0).row_count(), values)
+            let logits = at(if spec.place == Place::InPlace { 0 } else { 3 });
+            let values = vec![mat(0), mat(1), mat(2), Value::matrix(logits), factor(spec.scale, accesses)];
+            cross_entropy([at(0), logits], values)
         }
         Kernel::VocabPartials(spec) => {
             let values = (0..5).map(mat).chain(vocab(spec.vocab)).collect();
@@ -43,6 +43,22 @@ pub(super) fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
         }
         other => unreachable!("BUG: {other:?} has other steps"),
     }
+}
+
+/// Bytes of a row that shared memory holds: any card has as much for a block, and one with twice as much for two.
+const HELD: usize = (99 << 10) - 256;
+
+/// Each row is read once where shared memory holds it, else twice.
+fn cross_entropy(matrices: [&View; 2], values: Vec<Value>) -> Call {
+    let [d, logits] = matrices;
+    let (rows, held) = (d.row_count(), d.cols().next_multiple_of(8) * d.dtype().size_bytes());
+    let is_wide = |view: &View| view.pitch().is_multiple_of(8) && address(view).is_multiple_of(16);
+    if held > HELD || !is_wide(d) || !is_wide(logits) {
+        return Call::blocks("cross_entropy_twice", rows, values);
+    }
+    // A block fetches its next row while it works on one, so it has some of them.
+    let blocks = rows.min((rows / 16).max(1024));
+    Call { shared: held as u32, ..Call::blocks("cross_entropy", blocks, values) }
 }
 
 fn vocab(vocab: Vocab) -> [Value; 2] {

@@ -1,7 +1,7 @@
 use crate::{
     DType, Fresh, View, bf16,
     ops::{
-        AdamW, AdvanceAdam, Hyper,
+        AdamRun, AdamW, AdamWRuns, AdvanceAdam, Hyper,
         trial::{
             Gaps, assert_close, assert_order_free, few, poisoned_vector, random, refusal, run_checked, run_now, vector,
             wide,
@@ -164,6 +164,115 @@ fn a_large_buffer_is_cut_with_the_same_bits_in_any_order() {
         };
         (op.op("t").unwrap(), vec![param, m, v])
     });
+}
+
+/// Ends of runs and their groups: neighbours of one element, an empty run, one that a piece ends in.
+fn several_runs(n: usize) -> Vec<AdamRun> {
+    let ends = [(1, 0), (2, 1), (777, 0), (777, 2), (n / 2 + 5, 1), (n, 0)];
+    ends.map(|(end, group)| AdamRun { end, group }).to_vec()
+}
+
+/// Rates and clip factors differ between the groups.
+const GROUPS: [[f32; 4]; 3] = [[LR, 0.1, 0.05, 1.0], [1e-3, 0.1, 0.05, 0.5], [0.0, 0.1, 0.05, 1.0]];
+const DECAYS: [f64; 3] = [0.1, 0.0, 0.2];
+
+/// Param, m, v, and the copy, behind one step of `n` elements.
+fn buffers(n: usize) -> ([View; 4], View, View) {
+    let [param, m, grad] = [1, 2, 3].map(|seed| vector("x", &random(seed, n)));
+    let v = vector("v", &random(4, n).iter().map(|x| x.abs()).collect::<Vec<_>>());
+    let copy = scratch("copy", &[n], DType::Bf16, Fresh::Poisoned);
+    ([param, m, v, copy], grad, holding("scalars", &[3, 4], &GROUPS.concat()))
+}
+
+#[test]
+fn several_runs_in_one_pass_give_the_bits_of_a_pass_for_each() {
+    let n = if cfg!(miri) { 1000 } else { 300_001 };
+    let runs = several_runs(n);
+    let (eps, (beta1, beta2)) = (1e-8, BETAS);
+    let ([param, m, v, copy], grad, scalars) = buffers(n);
+    let (p, g, s) = (&param, &grad, &scalars);
+    let (decays, all) = (&DECAYS, Some(&copy));
+    let at_once = AdamWRuns {
+        param: p,
+        grad: g,
+        m: &m,
+        v: &v,
+        copy: all,
+        scalars: s,
+        skip: None,
+        beta1,
+        beta2,
+        eps,
+        decays,
+        runs: &runs,
+    };
+    run_checked(&at_once.op("t").unwrap());
+    let ([param, m2, v2, copy2], grad, scalars) = buffers(n);
+    let mut from = 0;
+    for AdamRun { end, group } in runs {
+        let part = |view: &View| view.flat(from..end).unwrap();
+        let [param, grad, m, v, copy] = [&param, &grad, &m2, &v2, &copy2].map(part);
+        let (scalars, weight_decay) = (scalars.rows(group..group + 1).unwrap(), DECAYS[group]);
+        let (p, g, c, s) = (&param, &grad, Some(&copy), &scalars);
+        let one =
+            AdamW { param: p, grad: g, m: &m, v: &v, copy: c, scalars: s, skip: None, beta1, beta2, eps, weight_decay };
+        run_checked(&one.op("t").unwrap());
+        from = end;
+    }
+    for (one, other) in [(p, &param), (&m, &m2), (&v, &v2)] {
+        let bits = |view| get::<f32>(view).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        assert!(bits(one) == bits(other));
+    }
+    assert!(get::<bf16>(&copy) == get::<bf16>(&copy2));
+}
+
+#[test]
+fn several_runs_are_cut_with_the_same_bits_in_any_order() {
+    if cfg!(miri) {
+        return;
+    }
+    let n = 300_001;
+    assert_order_free(|| {
+        let ([param, m, v, copy], grad, scalars) = buffers(n);
+        let (p, g, c, s, runs) = (&param, &grad, Some(&copy), &scalars, &several_runs(n));
+        let (decays, skip, (beta1, beta2), eps) = (&DECAYS, None, BETAS, 1e-8);
+        let request =
+            AdamWRuns { param: p, grad: g, m: &m, v: &v, copy: c, scalars: s, skip, beta1, beta2, eps, decays, runs };
+        (request.op("t").unwrap(), vec![param, m, v])
+    });
+}
+
+#[test]
+fn runs_that_do_not_fit_are_told() {
+    let [p, m, v] = [4; 3].map(|n| poisoned_vector("x", n));
+    let (scalars, wide) = (poisoned_vector("scalars", 8), Gaps::Some.poisoned("x", 2, 2));
+    let run = |end, group| AdamRun { end, group };
+    let good = AdamWRuns {
+        param: &p,
+        grad: &p,
+        m: &m,
+        v: &v,
+        copy: None,
+        scalars: &scalars,
+        skip: None,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        decays: &[0.0, 0.1],
+        runs: &[run(1, 1), run(4, 0)],
+    };
+    assert!(good.op("t").is_ok());
+    for (request, want) in [
+        (AdamWRuns { runs: &[run(1, 1), run(3, 0)], ..good }, "runs is 3, the last one must end where param does"),
+        (AdamWRuns { runs: &[], ..good }, "runs is 0, the last one must end where param does"),
+        (AdamWRuns { runs: &[run(3, 0), run(1, 0), run(4, 0)], ..good }, "a run must not end before the one in front"),
+        (AdamWRuns { runs: &[run(1, 2), run(4, 0)], ..good }, "runs is 2, there is no such group"),
+        (AdamWRuns { decays: &[0.0], runs: &[run(4, 0)], ..good }, "it must have Hyper::LEN elements for each group"),
+        (AdamWRuns { param: &wide, grad: &wide, m: &wide, v: &wide, ..good }, "x"),
+    ] {
+        let text = refusal(request.op("opt"));
+        assert!(text.contains(want), "{text}");
+    }
 }
 
 #[test]
