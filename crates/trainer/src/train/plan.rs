@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use data::{Batches, BatchesConfig, Corpus, DataRank, DataRanks, Part, Tokenizer};
-use device::{FramePlan, Machine, MemoryKind, Trace, Work};
+use device::{FramePlan, Machine, MemoryKind, Trace, Work, ops::GemmShape};
 use gtp::GtpPlan;
 use pgroups::Rank;
 
@@ -36,6 +36,8 @@ pub struct RunPlan {
     pub parallel: ParallelSummary,
     /// What one rank submits in a step.
     pub work: Work,
+    /// Products of all ranks and all kinds of pass, each shape once.
+    pub products: Vec<GemmShape>,
 }
 
 impl RunPlan {
@@ -88,8 +90,8 @@ pub fn dry_run(config: &Config) -> Result<(RunPlan, Trace, StreamNames), TrainEr
     memory.insert(MemoryKind::Arena, arenas);
     let parameters = gpt_plan(config)?.numel();
     let parallel = run.parallel.summary(config);
-    let (gtp, work) = (Arc::new(gtp), step.work(0));
-    Ok((RunPlan { ranks, parameters, train, sample, eval, gtp, memory, parallel, work }, step, names))
+    let (gtp, work, products) = (Arc::new(gtp), step.work(0), machine.products());
+    Ok((RunPlan { ranks, parameters, train, sample, eval, gtp, memory, parallel, work, products }, step, names))
 }
 
 /// What a rank of a dry run leaves; traces on the first rank only.
