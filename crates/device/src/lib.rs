@@ -36,6 +36,7 @@ mod shape;
 mod sim;
 mod stream;
 mod stream_capture;
+mod survey;
 #[cfg(test)]
 mod testing;
 mod trace;

@@ -12,12 +12,14 @@ use std::{
 use crate::{
     Departure, Device, Error, Fresh, Label, Meeting, Pending, Trace, Why,
     cpu::CpuEngine,
-    cuda::{CudaEngine, CudaOptions},
+    cuda::{CudaEngine, CudaOptions, ProductChoices},
     device::{DeviceInner, Owner},
     engine::Engine,
     joint::Arrival,
     meeting::MeetingInner,
+    ops::GemmShape,
     sim::{Chooser, SimEngine},
+    survey::Survey,
     trace::Tracer,
 };
 
@@ -46,6 +48,8 @@ pub(crate) struct MachineInner {
     pub(crate) engine: Engine,
     pub(crate) options: Options,
     pub(crate) tracer: Tracer,
+    /// On `dry` only.
+    pub(crate) survey: Option<Survey>,
     /// Counts everything that completes; a host that waits looks whether it moves.
     pub(crate) progress: AtomicU64,
     any_dropped: AtomicBool,
@@ -129,8 +133,10 @@ impl Machine {
     }
 
     fn new(engine: Engine, options: Options) -> Machine {
+        let survey = (!engine.computes()).then(Survey::default);
         Machine(Arc::new(MachineInner {
             engine,
+            survey,
             options,
             tracer: Tracer::new(),
             progress: AtomicU64::new(0),
@@ -209,6 +215,31 @@ impl Machine {
         }
         meetings.open.insert(name.to_owned(), Arc::downgrade(&inner));
         Ok(Meeting::open(inner, member))
+    }
+
+    /// The products that operations were so far, each shape once: on `dry`, which sees a program before it computes. Empty
+    /// on other drivers.
+    pub fn products(&self) -> Vec<GemmShape> {
+        self.0.survey.as_ref().map(Survey::products).unwrap_or_default()
+    }
+
+    /// Measures, on cards, which of the library's algorithms is the fastest for each of `products`, unless an earlier run
+    /// has, and computes them by it from here on. Call it while nothing else runs on the cards, before any rank has its
+    /// device. None on other drivers, which have no choice. What is not among `products` is computed by the library's
+    /// first algorithm.
+    ///
+    /// Choices are kept beside compiled kernels ([`CudaOptions::kernel_cache`]); with the same choices a program gives
+    /// the same bits in every run.
+    ///
+    /// # Errors
+    /// [`Error::RankTaken`] while a rank has a device; [`Error::Cuda`].
+    pub fn measure_products(&self, products: &[GemmShape]) -> Result<Option<ProductChoices>, Error> {
+        let Engine::Cuda(cuda) = &self.0.engine else { return Ok(None) };
+        let taken = lock(&self.0.devices).iter().find(|(_, device)| device.strong_count() > 0).map(|(rank, _)| *rank);
+        match taken {
+            Some(rank) => Err(Error::RankTaken { rank }),
+            None => cuda.measure(products, |rank| self.device(rank)).map(Some),
+        }
     }
 
     /// Begins to record a trace; what was recorded before is dropped. It begins with the names of the streams that are

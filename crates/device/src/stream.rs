@@ -69,6 +69,9 @@ impl Stream {
         check_accesses(op.name, &op.site, &op.accesses, &inner.device)?;
         check_planned(&op.accesses, inner)?;
         inner.device.machine.engine.check_op(&op)?;
+        if let Some(survey) = &inner.device.machine.survey {
+            survey.note(&op);
+        }
         let mut submit = inner.lock();
         if let Some(capture) = submit.capture()? {
             capture.add(inner.index, Draft::Op(op));

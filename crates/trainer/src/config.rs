@@ -241,6 +241,9 @@ pub struct DeviceConfig {
     pub seed: u64,
     /// How long a rank waits for the others before it names them. Default 60.
     pub timeout_seconds: f64,
+    /// Whether algorithms for products are chosen by their times on cards, which is done once for each shape and kind of
+    /// card. Default true.
+    pub measure_products: bool,
 }
 
 /// `[log]`

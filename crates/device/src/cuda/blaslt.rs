@@ -1,4 +1,5 @@
-//! Products through cuBLASLt: for each shape an algorithm is chosen once, and then only run.
+//! Products through cuBLASLt: for each shape an algorithm is chosen once, and then only run. What was measured is
+//! adopted; else it is the library's first.
 
 use std::{
     collections::HashMap,
@@ -12,15 +13,16 @@ use cudarc::cublaslt::sys;
 use super::{
     CudaError,
     card::{RawStream, lock},
-    product::{Beta, Follow, Matrix, Product, ProductShape},
+    choices::{Algorithm, Choice},
+    product::{Adds, Beta, Follow, Product, ProductShape},
     workspace::Workspace,
 };
-use crate::DType;
+use crate::{DType, ops::MatrixShape};
 
 /// The library, opened for one card.
 pub(super) struct BlasLt {
     handle: sys::cublasLtHandle_t,
-    /// None: the library has no algorithm for it.
+    /// None: the library has no algorithm for it, or none that is worth it.
     plans: Mutex<HashMap<ProductShape, Option<Arc<Plan>>>>,
 }
 
@@ -31,10 +33,7 @@ unsafe impl Sync for BlasLt {}
 
 /// How products of one shape are computed.
 pub(super) struct Plan {
-    a: Layout,
-    b: Layout,
-    c: Layout,
-    d: Layout,
+    layouts: Arc<Layouts>,
     algorithm: sys::cublasLtMatmulAlgo_t,
     /// Bytes that the algorithm works in.
     pub(super) workspace: usize,
@@ -56,7 +55,8 @@ impl BlasLt {
         Ok(BlasLt { handle, plans: Mutex::default() })
     }
 
-    /// The plan for `shape`; none where the library has no algorithm. The card's context is current.
+    /// The plan for `shape`; none where the library has no algorithm, or what stands behind it is faster. The card's context
+    /// is current.
     pub(super) fn plan(&self, shape: &ProductShape) -> Result<Option<Arc<Plan>>, CudaError> {
         let mut plans = lock(&self.plans);
         if let Some(plan) = plans.get(shape) {
@@ -67,36 +67,87 @@ impl BlasLt {
         Ok(plan)
     }
 
+    /// The library's first: `shape` was not measured.
     fn choose(&self, shape: &ProductShape) -> Result<Option<Plan>, CudaError> {
-        let (preference, mut found, mut count) = (Preference::new(shape)?, empty_result(), 0);
-        // In the library's order of columns a matrix of ours is transposed, so the product is that of b and a.
-        let layouts = [&shape.b, &shape.a, &shape.c, &shape.d].map(Layout::new);
-        let [b, a, c, d] = layouts;
-        let (a, b, c, d) = (a?, b?, c?, d?);
+        tracing::debug!(%shape, "cuda.take_first_algorithm");
+        Ok(self.candidates(shape, 1)?.into_iter().next())
+    }
+
+    /// Up to `most` plans, in the order in which the library would take them.
+    pub(super) fn candidates(&self, shape: &ProductShape, most: usize) -> Result<Vec<Plan>, CudaError> {
+        let (preference, layouts) = (Preference::new(shape)?, Arc::new(Layouts::new(shape)?));
+        let (mut found, mut count) = (vec![empty_result(); most], 0);
         let description = Description::new(shape, 0, 0)?;
-        // SAFETY: all descriptions live; there is room for the one result that is asked for.
+        // SAFETY: all descriptions live; there is room for as many results as are asked for.
         let code = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
                 description.0,
-                b.0,
-                a.0,
-                c.0,
-                d.0,
+                layouts.b.0,
+                layouts.a.0,
+                layouts.c.0,
+                layouts.d.0,
                 preference.0,
-                1,
-                &mut found,
+                most as i32,
+                found.as_mut_ptr(),
                 &mut count,
             )
         };
-        match code {
-            sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED | sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE => {
-                return Ok(None);
-            }
-            code => check("cublasLtMatmulAlgoGetHeuristic", code)?,
+        if is_refusal(code) {
+            return Ok(Vec::new());
         }
-        let usable = count > 0 && found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
-        Ok(usable.then(|| Plan { a, b, c, d, algorithm: found.algo, workspace: found.workspaceSize }))
+        check("cublasLtMatmulAlgoGetHeuristic", code)?;
+        let usable = found.into_iter().take(count as usize).filter(is_usable);
+        let plan = |found: sys::cublasLtMatmulHeuristicResult_t| Plan {
+            layouts: layouts.clone(),
+            algorithm: found.algo,
+            workspace: found.workspaceSize,
+        };
+        Ok(usable.map(plan).collect())
+    }
+
+    /// The plan for a choice of an earlier run; none if this library or card does not take it.
+    fn restore(&self, shape: &ProductShape, algorithm: &Algorithm) -> Result<Option<Plan>, CudaError> {
+        let layouts = Arc::new(Layouts::new(shape)?);
+        let description = Description::new(shape, 0, 0)?;
+        let (mut found, algo) = (empty_result(), sys::cublasLtMatmulAlgo_t { data: algorithm.words });
+        // SAFETY: all descriptions live; writes one result. What is in the words is checked by this very call.
+        let code = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.handle,
+                description.0,
+                layouts.b.0,
+                layouts.a.0,
+                layouts.c.0,
+                layouts.d.0,
+                &algo,
+                &mut found,
+            )
+        };
+        let fits = code == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= algorithm.workspace;
+        Ok(fits.then_some(Plan { layouts, algorithm: algo, workspace: algorithm.workspace }))
+    }
+
+    /// Whether `choice` can be adopted here.
+    pub(super) fn takes(&self, shape: &ProductShape, choice: &Choice) -> Result<bool, CudaError> {
+        match choice {
+            Choice::Otherwise => Ok(true),
+            Choice::Algorithm(algorithm) => Ok(self.restore(shape, algorithm)?.is_some()),
+        }
+    }
+
+    /// From here on products of `shape` are computed by `choice`.
+    pub(super) fn adopt(&self, shape: &ProductShape, choice: &Choice) -> Result<(), CudaError> {
+        let plan = match choice {
+            Choice::Otherwise => None,
+            Choice::Algorithm(algorithm) => match self.restore(shape, algorithm)? {
+                Some(plan) => Some(Arc::new(plan)),
+                // Not on this card: the library's own choice stays.
+                None => return Ok(()),
+            },
+        };
+        lock(&self.plans).insert(*shape, plan);
+        Ok(())
     }
 
     /// Queues `product` in `stream`, which may be one that captures. The context is current, the workspace is as large
@@ -128,14 +179,14 @@ impl BlasLt {
                 description.0,
                 alpha,
                 product.b as *const c_void,
-                plan.b.0,
+                plan.layouts.b.0,
                 product.a as *const c_void,
-                plan.a.0,
+                plan.layouts.a.0,
                 beta,
                 product.c as *const c_void,
-                plan.c.0,
+                plan.layouts.c.0,
                 product.d as *mut c_void,
-                plan.d.0,
+                plan.layouts.d.0,
                 &plan.algorithm,
                 scratch as *mut c_void,
                 plan.workspace,
@@ -151,6 +202,28 @@ impl BlasLt {
         // SAFETY: made in `open`; the card that owns this calls it once, when nothing is on its way.
         let _ = unsafe { sys::cublasLtDestroy(self.handle) };
     }
+}
+
+/// The version of the library, as it numbers itself.
+pub(super) fn version() -> usize {
+    // SAFETY: the library is there (`BlasLt::open` comes first); gives a number.
+    unsafe { sys::cublasLtGetVersion() }
+}
+
+impl Plan {
+    /// What an other run restores it from.
+    pub(super) fn algorithm(&self) -> Algorithm {
+        Algorithm { words: self.algorithm.data, workspace: self.workspace }
+    }
+}
+
+/// The library has no algorithm for what was asked.
+fn is_refusal(code: sys::cublasStatus_t) -> bool {
+    matches!(code, sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED | sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE)
+}
+
+fn is_usable(found: &sys::cublasLtMatmulHeuristicResult_t) -> bool {
+    found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE
 }
 
 fn empty_result() -> sys::cublasLtMatmulHeuristicResult_t {
@@ -171,6 +244,22 @@ const fn data_type(dtype: DType) -> sys::cudaDataType_t {
     }
 }
 
+/// Of the matrices of a product, by the names that we have for them: in the library's order of columns a matrix of ours
+/// is transposed, so to it the product is that of b and a.
+struct Layouts {
+    a: Layout,
+    b: Layout,
+    c: Layout,
+    d: Layout,
+}
+
+impl Layouts {
+    fn new(shape: &ProductShape) -> Result<Layouts, CudaError> {
+        let [a, b, c, d] = [&shape.a, &shape.b, &shape.c, &shape.d].map(Layout::new);
+        Ok(Layouts { a: a?, b: b?, c: c?, d: d? })
+    }
+}
+
 struct Layout(sys::cublasLtMatrixLayout_t);
 
 // SAFETY: a description that is only read after it was made.
@@ -179,7 +268,7 @@ unsafe impl Send for Layout {}
 unsafe impl Sync for Layout {}
 
 impl Layout {
-    fn new(m: &Matrix) -> Result<Layout, CudaError> {
+    fn new(m: &MatrixShape) -> Result<Layout, CudaError> {
         let mut layout = ptr::null_mut();
         // SAFETY: writes one handle.
         let code =
@@ -210,15 +299,15 @@ impl Description {
         // 0 is as stored, 1 transposed.
         own.set(Set::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(shape.trans.b()))?;
         own.set(Set::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(shape.trans.a()))?;
-        if shape.device_factors {
+        if shape.adds == Adds::PartOfC {
             let mode = sys::cublasLtPointerMode_t::CUBLASLT_POINTER_MODE_DEVICE;
             own.set(Set::CUBLASLT_MATMUL_DESC_POINTER_MODE, mode as i32)?;
         }
         let (epilogue, bias_type, pitch) = match shape.follow {
             Follow::Nothing => (E::CUBLASLT_EPILOGUE_DEFAULT, None, None),
             Follow::Bias(dtype) => (E::CUBLASLT_EPILOGUE_BIAS, Some(dtype), None),
-            Follow::BiasGelu(dtype, pitch) => (E::CUBLASLT_EPILOGUE_GELU_AUX_BIAS, Some(dtype), Some(pitch)),
-            Follow::GeluSlope(pitch) => (E::CUBLASLT_EPILOGUE_DGELU, None, Some(pitch)),
+            Follow::BiasGelu(dtype, aux) => (E::CUBLASLT_EPILOGUE_GELU_AUX_BIAS, Some(dtype), Some(aux.pitch)),
+            Follow::GeluSlope(aux) => (E::CUBLASLT_EPILOGUE_DGELU, None, Some(aux.pitch)),
         };
         own.set(Set::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
         if let Some(dtype) = bias_type {

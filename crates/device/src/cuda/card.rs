@@ -61,7 +61,7 @@ const NEEDED_VERSION: i32 = 12_000;
 pub(crate) struct Card {
     pub(super) ordinal: u32,
     pub(super) multiprocessors: u32,
-    device: sys::CUdevice,
+    pub(super) device: sys::CUdevice,
     context: Context,
     /// By name.
     functions: HashMap<&'static str, Loaded>,

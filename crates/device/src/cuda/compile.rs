@@ -5,14 +5,14 @@ use std::{
     fmt, fs,
     hash::{DefaultHasher, Hash, Hasher},
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     ptr,
 };
 
 use cudarc::nvrtc::sys;
 
 use super::{
-    CudaError,
+    CudaError, kept,
     kernels::{self, COMMON, Source},
 };
 
@@ -177,17 +177,11 @@ fn entry<'f>(file: &'f [u8], key: &str) -> Option<&'f [u8]> {
     (kept == key.as_bytes() && !image.is_empty()).then_some(image)
 }
 
-/// Written beside and then renamed: other processes see all of it or nothing.
-fn keep(path: &PathBuf, key: &str, image: &[u8]) -> io::Result<()> {
-    let folder = path.parent().expect("BUG: a path in a folder");
-    fs::create_dir_all(folder)?;
+fn keep(path: &Path, key: &str, image: &[u8]) -> io::Result<()> {
     let mut file = (key.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(key.as_bytes());
     file.extend_from_slice(image);
-    let thread = format!("{:?}", std::thread::current().id());
-    let beside = path.with_extension(format!("{}-{}", std::process::id(), thread.replace(['(', ')'], "")));
-    fs::write(&beside, file)?;
-    fs::rename(&beside, path)
+    kept::write(path, &file)
 }
 
 #[cfg(test)]

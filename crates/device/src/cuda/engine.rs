@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeSet,
+    path::PathBuf,
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -43,7 +44,9 @@ const ASK: Duration = Duration::from_millis(20);
 
 pub(crate) struct CudaEngine {
     /// By the order of the options.
-    cards: Vec<Arc<Card>>,
+    pub(super) cards: Vec<Arc<Card>>,
+    /// Where what was compiled and measured is kept.
+    pub(super) folder: Option<PathBuf>,
     workers: Arc<Workers>,
     /// Those that are open.
     streams: Mutex<Vec<Weak<StreamInner>>>,
@@ -71,6 +74,7 @@ impl CudaEngine {
         Ok(CudaEngine {
             cliques: Cliques::new(cards.clone(), options.ctas),
             cards,
+            folder: options.kernel_cache.clone(),
             workers: Arc::default(),
             streams: Mutex::default(),
             gangs: Mutex::default(),
@@ -79,7 +83,7 @@ impl CudaEngine {
         })
     }
 
-    fn card(&self, rank: u32) -> &Arc<Card> {
+    pub(super) fn card(&self, rank: u32) -> &Arc<Card> {
         &self.cards[rank as usize % self.cards.len()]
     }
 

@@ -74,16 +74,22 @@ fn allocate(card: &Card, size: usize) -> Result<u64, CudaError> {
         card.check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, size) }).map(|()| address)
     };
     ask().or_else(|error| {
-        let freed = lock(&card.freed).take_all();
-        if !error.is_out_of_memory() || freed.is_empty() {
+        if !error.is_out_of_memory() || !give_back(card)? {
             return Err(error);
-        }
-        for address in freed {
-            // SAFETY: nobody has had these blocks since they were given back.
-            card.check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })?;
         }
         ask()
     })
+}
+
+/// Gives the driver all blocks that nobody uses; whether there were some. It may wait for every stream. The context is
+/// current.
+pub(super) fn give_back(card: &Card) -> Result<bool, CudaError> {
+    let freed = lock(&card.freed).take_all();
+    for address in &freed {
+        // SAFETY: nobody has had these blocks since they were given back.
+        card.check("cuMemFree", unsafe { sys::cuMemFree_v2(*address) })?;
+    }
+    Ok(!freed.is_empty())
 }
 
 impl Drop for DeviceMemory {

@@ -11,9 +11,11 @@ mod branches; // which nodes of a graph may work in the same memory
 mod card; // a card's context, and what is made once for it
 #[cfg(all(test, feature = "gpu-tests"))]
 mod card_tests; // facts about CUDA
+mod choices; // which algorithms, from run to run
 mod clique; // a group's communicators, and how many fit on a card
 mod collective; // joint operations as calls of NCCL
 mod compile; // kernels from source
+mod contest; // the fastest of several ways
 mod engine; // what is submitted, waited for and closed
 mod prepare; // variables that CUDA reads at its start
 mod error;
@@ -22,15 +24,18 @@ mod fault; // which operation it was
 mod gang; // launches that go to the card together
 mod graph; // captured graphs as CUDA graphs
 mod host; // host operations in the order of a stream
+mod kept; // files that are whole or not there
 mod kernels; // sources, and the functions in them
 mod launch; // kernels with their arguments
 mod line; // what a stream holds back
+mod measure; // algorithms for products, by their times
 mod meet; // members of joint operations find each other
 mod memory; // of the card, and pinned
 mod nccl; // calls of the library
 mod product; // products as the library takes them
 mod requests; // what a kernel request becomes
 mod steps; // what is launched for a request, with what it works in
+mod stopwatch; // times on a card
 mod stream; // a stream's half on the card
 mod stuck; // collectives that do not end
 mod workers; // threads for host operations
@@ -43,6 +48,7 @@ pub(crate) use self::engine::CudaEngine;
 pub use self::error::CudaError;
 pub(crate) use self::event::Point;
 pub(crate) use self::graph::GraphOnCard;
+pub use self::measure::ProductChoices;
 pub(crate) use self::memory::DeviceMemory;
 pub use self::nccl::find_nccl;
 pub use self::prepare::prepare;

@@ -10,7 +10,7 @@ use super::{
     card::{Card, RawStream},
     fault::Post,
     launch::{self, Call},
-    product::Product,
+    product::{Adds, Product},
     requests,
     workspace::Workspace,
 };
@@ -44,7 +44,7 @@ fn settle_one(card: &Card, step: Step, settled: &mut Vec<Launchable>) -> Result<
     match step {
         Step::Call(call) => settled.push(Launchable::Call(call)),
         Step::Product { product, then, otherwise } => {
-            let blas = card.products()?.filter(|_| product.is_allowed());
+            let blas = card.products()?.filter(|_| product.shape.is_allowed());
             match blas.map(|blas| blas.plan(&product.shape)).transpose()?.flatten() {
                 Some(plan) => {
                     settled.push(Launchable::Product(product, plan));
@@ -63,7 +63,7 @@ impl Launchable {
         match self {
             Launchable::Call(call) => call.scratch.map(|scratch| scratch.bytes),
             Launchable::Product(product, plan) => {
-                (plan.workspace > 0 || product.shape.device_factors).then_some(plan.workspace)
+                (plan.workspace > 0 || product.shape.adds == Adds::PartOfC).then_some(plan.workspace)
             }
         }
     }

@@ -200,6 +200,17 @@ impl StreamOnCard {
         found
     }
 
+    /// The launch on its way that is the first to end, and the node of the last kernel of ours that began in it.
+    pub(super) fn oldest_launch(&self) -> Option<(Arc<LaunchBody>, Option<u32>)> {
+        let flight = lock(&self.flight);
+        let launch = flight.sent.iter().find_map(|sent| match &sent.item {
+            Item::Launch(Some(launch)) if sent.placed && !launch.end.is_done() => Some(launch.clone()),
+            _ => None,
+        })?;
+        let begun = on_card(&launch).post().begun().checked_sub(1).map(|node| node as u32);
+        Some((launch, begun))
+    }
+
     pub(super) fn wait_for(&self, mark: &Mark) -> Result<(), CudaError> {
         let Some(event) = mark.on_card().raw() else { return Ok(()) };
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;

@@ -58,12 +58,25 @@ impl CudaEngine {
 
     /// A host of `device` has waited long enough: nothing that it may wait for is waited for on the card any more.
     pub(crate) fn stop_collectives(&self, device: &DeviceInner) {
+        self.tell_launches(device);
         for (stream, joint, _) in self.on_their_way() {
             if std::ptr::eq(&*stream.device, device)
                 && let Some(lease) = joint.body().meeting.on_card.get()
             {
                 lease.give_up();
             }
+        }
+    }
+
+    /// Tells where the oldest launches of `device` stand: in each, the last kernel of ours that began.
+    fn tell_launches(&self, device: &DeviceInner) {
+        let rank = device.rank;
+        for stream in self.open_streams().iter().filter(|stream| std::ptr::eq(&*stream.device, device)) {
+            let Some((launch, begun)) = stream_on_card(stream).oldest_launch() else { continue };
+            let graph = &launch.exec.graph;
+            let last = begun.map(|node| format!("{} at {}", graph.op(node).name, graph.op(node).site.as_str()));
+            let (nodes, last) = (graph.nodes.len(), last.unwrap_or_else(|| "nothing".to_owned()));
+            tracing::error!(rank, graph = graph.name, nodes, node = begun, last, "cuda.launch_stands_still");
         }
     }
 

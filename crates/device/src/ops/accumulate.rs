@@ -47,7 +47,7 @@ impl Accumulate<'_> {
 }
 
 /// [`Accumulate`] as a kernel's setting; the scalar is its last access.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) enum Old {
     Overwrite,
     Add,

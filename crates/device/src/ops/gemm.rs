@@ -152,13 +152,13 @@ fn oriented(view: &View, transposed: bool) -> (usize, usize) {
 }
 
 /// Settings of [`Kernel::Gemm`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct GemmSpec {
     pub(crate) trans: Trans,
     pub(crate) finish: GemmFinish,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) enum GemmFinish {
     Into(Old),
     Bias,

@@ -136,8 +136,11 @@ pub(super) fn both<T>(trial: impl Fn(&Bench) -> T) -> [T; 2] {
 
 fn both_with<T>(products: Products, trial: impl Fn(&Bench) -> T) -> [T; 2] {
     let _turn = card_turn();
-    let (host, card) = (cpu(1).machine(), cuda_with(products).machine());
-    [&host, &card].map(|machine| trial(&Bench::new(machine)))
+    both_on(&cuda_with(products).machine(), trial)
+}
+
+fn both_on<T>(card: &Machine, trial: impl Fn(&Bench) -> T) -> [T; 2] {
+    [&cpu(1).machine(), card].map(|machine| trial(&Bench::new(machine)))
 }
 
 #[track_caller]
@@ -198,8 +201,14 @@ struct Got {
 /// [`close`], with what computes products. All that misses is told at once.
 #[track_caller]
 pub(super) fn close_by(products: Products, want: &[Want], trial: impl Fn(&Bench) -> Vec<Tensor>) {
-    let [host, card] =
-        both_with(products, |bench| trial(bench).iter().map(|tensor| bench.got(tensor)).collect::<Vec<_>>());
+    let _turn = card_turn();
+    close_on(&cuda_with(products).machine(), want, trial);
+}
+
+/// [`close_by`] for whoever has the card, and a machine that is poisoned.
+#[track_caller]
+pub(super) fn close_on(card: &Machine, want: &[Want], trial: impl Fn(&Bench) -> Vec<Tensor>) {
+    let [host, card] = both_on(card, |bench| trial(bench).iter().map(|tensor| bench.got(tensor)).collect::<Vec<_>>());
     assert_eq!((host.len(), card.len()), (want.len(), want.len()), "outputs");
     let misses = host.iter().zip(&card).zip(want).enumerate().filter_map(|(i, ((host, card), want))| {
         let miss = miss(host, card, want)?;

@@ -1,11 +1,17 @@
 //! Products on a card against their twins on the host and sums in f64: by the library, and by the kernel that stands in
 //! where the library has no algorithm.
 
-use device::{cuda::Products, ops::*, *};
+use std::fs;
+
+use device::{
+    cuda::{CudaOptions, Products},
+    ops::*,
+    *,
+};
 
 use super::{
     capture_graphs::{executable, order},
-    card_bench::{Bench, LIES, Lie, Tensor, Want, close_by, values},
+    card_bench::{Bench, LIES, Lie, Side, Tensor, Want, close_by, close_on, values},
     card_kernels::{gelu, gelu_slope},
     drivers::{card_turn, cuda},
 };
@@ -208,4 +214,78 @@ fn a_graph_of_products_gives_the_bits_of_its_eager_twin() {
     let eager = run(false);
     assert_eq!(eager, run(false), "eager, twice");
     assert_eq!(eager, run(true), "eager and replayed");
+}
+
+/// Every finish, in sizes for which the library has many algorithms.
+fn measured_cases() -> Vec<Case> {
+    let case = |after, types| Case { sizes: [256, 384, 512], trans: Trans::Nt, after, lie: Lie::Whole, types };
+    let bf16 = AFTER.map(|after| case(after, [DType::Bf16; 2]));
+    bf16.into_iter().chain([case(After::Add, [DType::Bf16, DType::F32]), case(After::Bias, [DType::F32; 2])]).collect()
+}
+
+/// The shapes of `cases`, as a program that is run dry has them.
+fn shapes(cases: &[Case]) -> Vec<GemmShape> {
+    let dry = Machine::dry();
+    let bench = Bench { side: Side::Card, ..Bench::new(&dry) };
+    cases.iter().for_each(|case| drop(case.run(&bench)));
+    dry.products()
+}
+
+/// The fastest algorithms are as exact as the first ones. They are chosen once: afterwards, and on other machines that
+/// keep what they measure in the same folder, products have the same bits.
+#[test]
+fn measured_algorithms_are_exact_and_the_same_ones_again() {
+    let _turn = card_turn();
+    let folder = std::env::temp_dir().join(format!("warpweft-measured-{}", std::process::id()));
+    // Of its own for what is measured; kernels need not be compiled again.
+    drop(cuda().machine());
+    fs::create_dir_all(&folder).unwrap();
+    for file in fs::read_dir(std::env::temp_dir().join("warpweft-test-kernels")).unwrap().map(Result::unwrap) {
+        if file.path().extension().is_some_and(|kind| kind == "kernel") {
+            fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+        }
+    }
+    let open = || {
+        let options = Options { fresh: Fresh::Poisoned, ..Options::default() };
+        Machine::cuda_with(CudaOptions { kernel_cache: Some(folder.clone()), ..CudaOptions::default() }, options)
+            .unwrap()
+    };
+    let cases = measured_cases();
+    let products = shapes(&cases);
+    assert_eq!(products.len(), cases.len() - 1, "two values of a factor are one shape");
+    let bits = |machine: &Machine| -> Vec<Vec<u32>> {
+        let b = Bench::new(machine);
+        cases.iter().flat_map(|case| case.run(&b)).map(|tensor| b.bits(&tensor)).collect()
+    };
+
+    let machine = open();
+    let told = machine.measure_products(&products).unwrap().unwrap();
+    // A residual is added as old values are.
+    assert_eq!((told.chosen, told.measured, told.too_large), (products.len(), products.len() - 1, 0));
+    let again = machine.measure_products(&products).unwrap().unwrap();
+    assert_eq!((again.chosen, again.measured, again.fingerprint), (told.chosen, 0, told.fingerprint));
+    let device = machine.device(3).unwrap();
+    let refused = machine.measure_products(&products).unwrap_err();
+    assert!(matches!(refused, Error::RankTaken { rank: 3 }), "{refused}");
+    drop(device);
+    let want: Vec<Want> = cases.iter().flat_map(Case::want).collect();
+    close_on(&machine, &want, |b| cases.iter().flat_map(|case| case.run(b)).collect());
+    let first = bits(&machine);
+    drop(machine);
+
+    let machine = open();
+    let known = machine.measure_products(&products).unwrap().unwrap();
+    assert_eq!((known.chosen, known.measured, known.fingerprint), (told.chosen, 0, told.fingerprint));
+    assert_eq!(bits(&machine), first);
+    drop(machine);
+
+    // A file that is cut off is measured anew.
+    let mut kept = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
+    let kept = kept.find(|path| path.extension().is_some_and(|kind| kind == "choices")).unwrap();
+    let text = fs::read_to_string(&kept).unwrap();
+    fs::write(&kept, &text[..text.len() / 2]).unwrap();
+    let anew = open().measure_products(&products).unwrap().unwrap();
+    assert_eq!((anew.chosen, anew.measured), (told.chosen, told.measured));
+    assert_eq!(fs::read_to_string(&kept).unwrap().lines().count(), text.lines().count());
+    fs::remove_dir_all(&folder).unwrap();
 }

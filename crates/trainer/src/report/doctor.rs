@@ -66,6 +66,9 @@ impl Doctor {
         self.findings.push(threads_fit(&placement));
         self.findings.push(memory_fits(plan.bytes(), memory()));
         self.findings.extend(plan.hint.as_ref().map(|hint| missing("fast products", hint)));
+        if config.device.kind == DeviceKind::Cuda {
+            self.findings.push(algorithms(config.device.measure_products, plan.products.len()));
+        }
         self.findings.push(match config.data.random_tokens {
             Some(tokens) => found("text", format!("{tokens} random tokens in its place")),
             None => match data::resolve(&config.data.base, &config.data.path) {
@@ -127,6 +130,18 @@ fn threads_fit(placement: &Placement) -> Finding {
         }
         _ => found(what, placement.to_string()),
     }
+}
+
+/// How algorithms for `shapes` shapes of products are chosen.
+fn algorithms(measured: bool, shapes: usize) -> Finding {
+    let what = "products";
+    if measured {
+        return found(what, format!("{shapes} shapes, whose algorithms are measured on a card once and kept"));
+    }
+    missing(
+        what,
+        &format!("{shapes} shapes by the library's first algorithm; [device] measure_products finds the fastest"),
+    )
 }
 
 fn memory_fits(planned: usize, memory: Option<MemoryKib>) -> Finding {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use data::{Batches, BatchesConfig, Corpus, DataRank, DataRanks, Part, Tokenizer};
-use device::{FramePlan, Machine, MemoryKind, Trace, Work};
+use device::{FramePlan, Machine, MemoryKind, Trace, Work, ops::GemmShape};
 use gtp::GtpPlan;
 use pgroups::Rank;
 
@@ -39,6 +39,8 @@ pub struct RunPlan {
     pub work: Work,
     /// A setting that would make it faster, and why.
     pub hint: Option<String>,
+    /// Products of all ranks and all kinds of pass, each shape once.
+    pub products: Vec<GemmShape>,
 }
 
 impl RunPlan {
@@ -91,8 +93,10 @@ pub fn dry_run(config: &Config) -> Result<(RunPlan, Trace, StreamNames), TrainEr
     memory.insert(MemoryKind::Arena, arenas);
     let parameters = gpt_plan(config)?.numel();
     let parallel = run.parallel.summary(config);
-    let (gtp, work, hint) = (Arc::new(gtp), step.work(0), table_rows_hint(config));
-    Ok((RunPlan { ranks, parameters, train, sample, eval, gtp, memory, parallel, work, hint }, step, names))
+    let (gtp, work, products) = (Arc::new(gtp), step.work(0), machine.products());
+    let hint = table_rows_hint(config);
+    let plan = RunPlan { ranks, parameters, train, sample, eval, gtp, memory, parallel, work, hint, products };
+    Ok((plan, step, names))
 }
 
 /// What a rank of a dry run leaves; traces on the first rank only.

@@ -9,14 +9,17 @@ use std::{
 };
 
 use data::Corpus;
-use device::{Machine, Options, Tick, cuda::CudaOptions};
+use device::{
+    Machine, Options, Tick,
+    cuda::{CudaOptions, ProductChoices},
+};
 
 use super::{
     detail::{Detail, planned_detail, traced_detail},
     eval::eval_windows,
     outputs::check_outputs,
     peak::product_peak,
-    plan::{batches, plan_run},
+    plan::{RunPlan, batches, plan_run},
     rank_loop::{Shared, run_rank},
     resident::resident_bytes,
     run_log::RunLog,
@@ -90,9 +93,13 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
     let before = resident_bytes();
     let machine = machine(config, &dir)?;
     let peak = product_peak(&machine, 0)?;
+    let chosen = measure_products(config, &machine, &plan)?;
     let mut log = RunLog::start(config, &dir, lines, peak)?;
     log.progress.note(&format!("{} tokens from {} files", corpus.tokens(), corpus.files().len()));
     log.progress.note(plan.to_string().trim_end());
+    if let Some(chosen) = chosen {
+        log.progress.note(&chosen.to_string());
+    }
     if detail == Detail::Full {
         log.progress.note(planned_detail(config, &plan)?.trim_end());
     }
@@ -145,6 +152,15 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
     })
 }
 
+/// Before ranks have their devices: times are those of a card that does nothing else.
+fn measure_products(config: &Config, machine: &Machine, plan: &RunPlan) -> Result<Option<ProductChoices>, TrainError> {
+    if !config.device.measure_products {
+        return Ok(None);
+    }
+    let _span = tracing::info_span!("trainer.measure_products").entered();
+    Ok(machine.measure_products(&plan.products)?)
+}
+
 fn load(config: &Config) -> Result<Corpus, TrainError> {
     let _span = tracing::info_span!("trainer.load_data").entered();
     let (data, model) = (&config.data, &config.model);
@@ -157,7 +173,8 @@ fn load(config: &Config) -> Result<Corpus, TrainError> {
 /// Folder of kernels that were compiled for a card.
 const KERNELS: &str = ".kernels";
 
-/// The machine that a configuration asks for. A card's compiled kernels are kept beside the folders of runs.
+/// The machine that a configuration asks for. A card's compiled kernels, and algorithms that were measured, are kept
+/// beside the folders of runs.
 fn machine(config: &Config, dir: &Path) -> Result<Machine, TrainError> {
     let device = &config.device;
     let options = Options {
