@@ -241,6 +241,9 @@ pub struct DeviceConfig {
     pub seed: u64,
     /// How long a rank waits for the others before it names them. Default 60.
     pub timeout_seconds: f64,
+    /// Whether a card gives the same bits whenever it runs; false: gradients of attention may differ in the last ones, and
+    /// are faster. The others always do. Default true.
+    pub deterministic: bool,
 }
 
 /// `[log]`

@@ -217,6 +217,7 @@ fn read_device(s: &mut Section) -> DeviceConfig {
         threads: s.threads("threads"),
         seed: s.whole("seed", 0).unwrap_or(0),
         timeout_seconds: s.number("timeout_seconds", Range::Above(0.0), 60.0).unwrap_or(60.0),
+        deterministic: s.flag("deterministic").unwrap_or(true),
     }
 }
 
