@@ -244,6 +244,9 @@ pub struct DeviceConfig {
     /// Whether algorithms for products are chosen by their times on cards, which is done once for each shape and kind of
     /// card. Default true.
     pub measure_products: bool,
+    /// Whether a card gives the same bits whenever it runs; false: gradients of attention may differ in the last ones, and
+    /// are faster. The others always do. Default true.
+    pub deterministic: bool,
 }
 
 /// `[log]`

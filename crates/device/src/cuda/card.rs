@@ -15,7 +15,9 @@ use super::{
     Arch, CudaError,
     blaslt::BlasLt,
     compile::{self, Cache},
+    cudnn::Cudnn,
     error::check,
+    fused::Sums,
     kernels,
     launch::Call,
     memory::{Blocks, Pinned},
@@ -32,6 +34,11 @@ pub struct CudaOptions {
     pub kernel_cache: Option<PathBuf>,
     /// What computes matrix products.
     pub products: Products,
+    /// What computes attention of bf16.
+    pub attentions: Attentions,
+    /// Whether everything a card computes has the same bits whenever it runs. Without it gradients of attention are
+    /// faster: cuDNN adds those of queries as they come.
+    pub deterministic: bool,
     /// The most blocks of a card that one collective of one rank takes. Ranks on one card wait there for each other, so
     /// all that may wait at once must fit. Unless it is set: one block for a group with several members on a card, what
     /// NCCL thinks best for others.
@@ -39,9 +46,10 @@ pub struct CudaOptions {
 }
 
 impl Default for CudaOptions {
-    /// Card 0, no cache, products by the library, blocks as [`CudaOptions::ctas`] says.
+    /// Card 0, no cache, products and attention by libraries, the same bits always, blocks as [`CudaOptions::ctas`] says.
     fn default() -> Self {
-        CudaOptions { cards: vec![0], kernel_cache: None, products: Products::CuBlasLt, ctas: None }
+        let (products, attentions) = (Products::CuBlasLt, Attentions::CuDnn);
+        CudaOptions { cards: vec![0], kernel_cache: None, products, attentions, deterministic: true, ctas: None }
     }
 }
 
@@ -51,6 +59,16 @@ pub enum Products {
     /// cuBLASLt; a kernel of this crate for sizes, types and addresses that it has no algorithm for.
     CuBlasLt,
     /// A kernel of this crate: many times slower, and the twin that the library is held against. Needs no library.
+    Own,
+}
+
+/// What computes attention of bf16 on a card. That of f32 is always computed by kernels of this crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attentions {
+    /// cuDNN, from 9.16 on; kernels of this crate for what it has no plan for, and where there is no such library, which
+    /// the log tells.
+    CuDnn,
+    /// Kernels of this crate, the twins that the library is held against.
     Own,
 }
 
@@ -78,6 +96,10 @@ pub(crate) struct Card {
     lost: OnceLock<CudaError>,
     products: Products,
     blas: OnceLock<Result<BlasLt, CudaError>>,
+    attentions: Attentions,
+    deterministic: bool,
+    /// None: it cannot be used here.
+    cudnn: OnceLock<Option<Cudnn>>,
 }
 
 #[derive(Clone, Copy)]
@@ -165,6 +187,9 @@ impl Card {
             lost: OnceLock::new(),
             products: options.products,
             blas: OnceLock::new(),
+            attentions: options.attentions,
+            deterministic: options.deterministic,
+            cudnn: OnceLock::new(),
         };
         card.bind()?;
         if card.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)? == 0 {
@@ -235,6 +260,25 @@ impl Card {
             Products::Own => Ok(None),
             Products::CuBlasLt => self.blas.get_or_init(BlasLt::open).as_ref().map(Some).map_err(|error| error.clone()),
         }
+    }
+
+    /// The library for attention, opened by the first one; none where the options say that kernels of ours compute it, or
+    /// where there is none, which is told once.
+    pub(super) fn cudnn(&self) -> Option<&Cudnn> {
+        if self.attentions == Attentions::Own {
+            return None;
+        }
+        let open = || {
+            let told = |error: &CudaError| {
+                tracing::warn!(card = self.ordinal, %error, "cuda.attention_without_cudnn");
+            };
+            Cudnn::open().inspect_err(told).ok()
+        };
+        self.cudnn.get_or_init(open).as_ref()
+    }
+
+    pub(super) fn sums(&self) -> Sums {
+        if self.deterministic { Sums::InOrder } else { Sums::AsTheyCome }
     }
 
     fn load(&mut self, cache: &Cache) -> Result<(), CudaError> {
@@ -368,6 +412,9 @@ impl Drop for Card {
         }
         if let Some(Ok(blas)) = self.blas.get() {
             blas.close();
+        }
+        if let Some(Some(cudnn)) = self.cudnn.get() {
+            cudnn.close();
         }
         let events = lock(&self.events).drain(..).chain([self.reached]).collect::<Vec<_>>();
         let (pinned, freed) = (lock(&self.pinned).take_all(), lock(&self.freed).take_all());

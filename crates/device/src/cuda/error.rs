@@ -91,7 +91,7 @@ pub enum CudaError {
         log: String,
     },
     /// NCCL is older than this program, or than what is asked of it.
-    #[error("NCCL is {}, {what_for}needs {} or newer; install it or put its folder into LD_LIBRARY_PATH", nccl_version(*have), nccl_version(*need))]
+    #[error("NCCL is {}, {what_for}needs {} or newer; install it or put its folder into LD_LIBRARY_PATH", library_version(*have), library_version(*need))]
     OldNccl {
         /// Version that was found, as 10000 · major + 100 · minor + patch.
         have: i32,
@@ -135,6 +135,26 @@ pub enum CudaError {
         /// What NCCL said last.
         detail: String,
     },
+    /// cuDNN is older than this program needs.
+    #[error("cuDNN is {}, this program needs {} or newer; install it or put its folder into LD_LIBRARY_PATH", library_version(*have), library_version(*need))]
+    OldCudnn {
+        /// Version that was found, as 10000 · major + 100 · minor + patch.
+        have: i32,
+        /// Version that is needed, likewise.
+        need: i32,
+    },
+    /// A call of cuDNN that failed.
+    #[error("{call}: {name} ({code}){}{detail}", if detail.is_empty() { "" } else { ": " })]
+    Cudnn {
+        /// The call.
+        call: &'static str,
+        /// Number of the failure.
+        code: u32,
+        /// Its name.
+        name: String,
+        /// What cuDNN said last.
+        detail: String,
+    },
     /// A call of the driver that failed.
     #[error("{call}: {name} ({code}), {text}")]
     Call {
@@ -156,14 +176,19 @@ impl CudaError {
         matches!(self, CudaError::Call { code: 214 | 700 | 702 | 709 | 710 | 714..=719 | 999, .. })
     }
 
+    /// cuDNN has nothing for what it was asked.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        matches!(self, CudaError::Cudnn { code: 3000..=3999, .. })
+    }
+
     /// The card has not that much memory left.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         matches!(self, CudaError::Call { code: 2, .. } | CudaError::NoWorkspace { .. })
     }
 }
 
-/// A version of NCCL as people write it.
-pub(super) fn nccl_version(version: i32) -> String {
+/// A version of NCCL or cuDNN as people write it.
+pub(super) fn library_version(version: i32) -> String {
     format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
 }
 

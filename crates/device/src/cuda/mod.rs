@@ -16,11 +16,13 @@ mod clique; // a group's communicators, and how many fit on a card
 mod collective; // joint operations as calls of NCCL
 mod compile; // kernels from source
 mod contest; // the fastest of several ways
+mod cudnn; // attention through a library
 mod engine; // what is submitted, waited for and closed
 mod prepare; // variables that CUDA reads at its start
 mod error;
 mod event; // marks on a card
 mod fault; // which operation it was
+mod fused; // attention as the library takes it
 mod gang; // launches that go to the card together
 mod graph; // captured graphs as CUDA graphs
 mod host; // host operations in the order of a stream
@@ -41,9 +43,10 @@ mod stuck; // collectives that do not end
 mod workers; // threads for host operations
 mod workspace; // memory that kernels and the library work in
 
-pub use self::card::{CudaOptions, Products, count_cards};
+pub use self::card::{Attentions, CudaOptions, Products, count_cards};
 pub(crate) use self::clique::Lease;
 pub use self::compile::{Arch, Compiled, compile_kernels};
+pub use self::cudnn::find_cudnn;
 pub(crate) use self::engine::CudaEngine;
 pub use self::error::CudaError;
 pub(crate) use self::event::Point;

@@ -12,7 +12,7 @@ use cudarc::nccl::sys;
 use super::{
     CudaError,
     card::{Card, RawStream},
-    error::nccl_version,
+    error::library_version,
 };
 use crate::{DType, Reduce};
 
@@ -55,7 +55,7 @@ pub(super) fn open() -> Result<i32, CudaError> {
 /// # Errors
 /// [`CudaError::Missing`], [`CudaError::OldNccl`].
 pub fn find_nccl() -> Result<String, CudaError> {
-    open().map(nccl_version)
+    open().map(library_version)
 }
 
 impl Id {

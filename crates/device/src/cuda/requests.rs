@@ -1,4 +1,4 @@
-//! What a kernel request becomes: functions of the sources with their arguments, and products of the library.
+//! What a kernel request becomes: functions of the sources with their arguments, and calls of libraries.
 
 mod attention;
 mod columns;
@@ -8,6 +8,7 @@ mod tokens;
 mod training;
 
 use super::{
+    fused::Sums,
     launch::{Call, Value, address},
     steps::Step,
 };
@@ -24,12 +25,13 @@ pub(super) fn is_there(kernel: &Kernel) -> bool {
     }
 }
 
-/// What runs for `kernel`, one behind the other; its accesses are those of the request.
-pub(super) fn steps(kernel: &Kernel, accesses: &[Access]) -> Vec<Step> {
+/// What runs for `kernel`, one behind the other; its accesses are those of the request. A library that adds up gradients
+/// does it as `sums` says.
+pub(super) fn steps(kernel: &Kernel, accesses: &[Access], sums: Sums) -> Vec<Step> {
     match kernel {
         Kernel::Gemm(spec) => vec![products::gemm(spec, accesses)],
-        Kernel::Attention(spec) => vec![Step::Call(attention::forward(spec, accesses))],
-        Kernel::AttentionBackward(spec) => attention::backward(spec, accesses).map(Step::Call).into(),
+        Kernel::Attention(spec) => attention::forward(spec, accesses),
+        Kernel::AttentionBackward(spec) => attention::backward(sums, spec, accesses),
         Kernel::LayerNormGrad(spec) => calls(columns::layer_norm_grad(spec, accesses)),
         Kernel::RmsNormGrad(spec) => calls(columns::rms_norm_grad(spec, accesses)),
         Kernel::BiasGrad(spec) => calls(columns::bias_grad(spec, accesses)),

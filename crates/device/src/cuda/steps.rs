@@ -1,4 +1,4 @@
-//! What is launched for a request: kernels of ours and products of the library, one behind the other.
+//! What is launched for a request: kernels of ours and calls of libraries, one behind the other.
 
 use std::{ptr, sync::Arc};
 
@@ -8,7 +8,9 @@ use super::{
     CudaError,
     blaslt::Plan,
     card::{Card, RawStream},
+    cudnn::FusedPlan,
     fault::Post,
+    fused::Fused,
     launch::{self, Call},
     product::{Adds, Product},
     requests,
@@ -16,7 +18,7 @@ use super::{
 };
 use crate::{Access, Kernel};
 
-/// What a request becomes before it is known what the library can do.
+/// What a request becomes before it is known what the libraries can do.
 pub(super) enum Step {
     Call(Call),
     /// A product by the library with what follows it, and what is done where the library has no algorithm.
@@ -25,18 +27,25 @@ pub(super) enum Step {
         then: Option<Call>,
         otherwise: Box<Step>,
     },
+    /// Attention by cuDNN, and what is done where it has no plan.
+    Fused {
+        fused: Box<Fused>,
+        otherwise: Vec<Call>,
+    },
 }
 
 /// A step that is settled.
 pub(super) enum Launchable {
     Call(Call),
     Product(Box<Product>, Arc<Plan>),
+    Fused(Box<Fused>, Arc<FusedPlan>),
 }
 
 /// What runs for `kernel` on this card. Algorithms are chosen here, once for each shape. The context is current.
 pub(super) fn settle(card: &Card, kernel: &Kernel, accesses: &[Access]) -> Result<Vec<Launchable>, CudaError> {
     let mut settled = Vec::with_capacity(2);
-    requests::steps(kernel, accesses).into_iter().try_for_each(|step| settle_one(card, step, &mut settled))?;
+    let steps = requests::steps(kernel, accesses, card.sums());
+    steps.into_iter().try_for_each(|step| settle_one(card, step, &mut settled))?;
     Ok(settled)
 }
 
@@ -53,6 +62,12 @@ fn settle_one(card: &Card, step: Step, settled: &mut Vec<Launchable>) -> Result<
                 None => settle_one(card, *otherwise, settled)?,
             }
         }
+        Step::Fused { fused, otherwise } => {
+            match card.cudnn().map(|cudnn| cudnn.plan(&fused.shape)).transpose()?.flatten() {
+                Some(plan) => settled.push(Launchable::Fused(fused, plan)),
+                None => settled.extend(otherwise.into_iter().map(Launchable::Call)),
+            }
+        }
     }
     Ok(())
 }
@@ -65,6 +80,7 @@ impl Launchable {
             Launchable::Product(product, plan) => {
                 (plan.workspace > 0 || product.shape.adds == Adds::PartOfC).then_some(plan.workspace)
             }
+            Launchable::Fused(_, plan) => (plan.scratch > 0).then_some(plan.scratch),
         }
     }
 
@@ -83,11 +99,15 @@ impl Launchable {
                 let blas = card.products()?.expect("BUG: a plan without the library");
                 blas.run(product, plan, stream, workspace)
             }
+            Launchable::Fused(fused, plan) => {
+                let cudnn = card.cudnn().expect("BUG: a plan without the library");
+                cudnn.run(fused, plan, stream, workspace)
+            }
         }
     }
 
-    /// Adds it as a node; the same otherwise. What a product launches is the library's matter, so it is captured into a
-    /// graph of its own, which becomes the node.
+    /// Adds it as a node; the same otherwise. What a library launches is its own matter, so it is captured into a graph by
+    /// itself, which becomes the node.
     pub(super) fn add_node(
         &self,
         card: &Card,

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex},
 };
 
 use cudarc::driver::sys;
@@ -32,8 +32,9 @@ pub(crate) struct StreamOnCard {
     /// What was submitted and is not on the card.
     pub(super) line: Line,
     flight: Mutex<Flight>,
-    /// What its kernels and products work in: all of them, because they run one behind the other.
-    workspace: OnceLock<Workspace>,
+    /// What its kernels and libraries work in: all of them in the last, because they run one behind the other. Those
+    /// before it were too small, and may still be worked in.
+    workspaces: Mutex<Vec<Arc<Workspace>>>,
 }
 
 /// What the card has not been seen to pass.
@@ -83,26 +84,29 @@ impl StreamOnCard {
     /// The context is current.
     pub(super) fn new(card: &Arc<Card>) -> Result<StreamOnCard, CudaError> {
         let (post, flight) = (Post::new(card)?, Mutex::default());
-        let (line, workspace) = (Line::default(), OnceLock::new());
-        Ok(StreamOnCard { card: card.clone(), raw: card.new_stream()?, post, line, flight, workspace })
+        let (line, workspaces) = (Line::default(), Mutex::default());
+        Ok(StreamOnCard { card: card.clone(), raw: card.new_stream()?, post, line, flight, workspaces })
     }
 
     /// Queues what `kernel` becomes, as operation `operation`. The context is current.
     pub(super) fn send_kernel(&self, kernel: &Kernel, accesses: &[Access], operation: u64) -> Result<(), CudaError> {
         for step in steps::settle(&self.card, kernel, accesses)? {
-            let workspace = step.scratch().map(|_| self.workspace()).transpose()?;
-            step.launch(&self.card, self.raw, &self.post, operation, workspace)?;
+            let workspace = step.scratch().map(|bytes| self.workspace(bytes)).transpose()?;
+            step.launch(&self.card, self.raw, &self.post, operation, workspace.as_deref())?;
         }
         Ok(())
     }
 
-    /// Made for the first operation that needs it, as large as any may.
-    fn workspace(&self) -> Result<&Workspace, CudaError> {
-        if let Some(workspace) = self.workspace.get() {
-            return Ok(workspace);
+    /// Made for the first operation that needs it, and again for one that needs more, in powers of two: all that were too
+    /// small are together no larger than the last.
+    fn workspace(&self, bytes: usize) -> Result<Arc<Workspace>, CudaError> {
+        let mut workspaces = lock(&self.workspaces);
+        if let Some(last) = workspaces.last().filter(|last| last.bytes() >= bytes) {
+            return Ok(last.clone());
         }
-        let made = Workspace::new(&self.card, WORKSPACE)?;
-        Ok(self.workspace.get_or_init(|| made))
+        let made = Arc::new(Workspace::new(&self.card, bytes.max(WORKSPACE).next_power_of_two())?);
+        workspaces.push(made.clone());
+        Ok(made)
     }
 
     /// Keeps what was sent. True when it is time for a mark.
@@ -237,7 +241,8 @@ impl Drop for StreamOnCard {
             // Whoever dropped it has waited as long as a host may. The card may still get there, so nothing that it
             // would touch is given away.
             tracing::error!(items = sent.len(), "cuda.abandon_stream");
-            std::mem::forget((sent, self.workspace.take()));
+            let workspaces = std::mem::take(&mut *lock(&self.workspaces));
+            std::mem::forget((sent, workspaces));
             return;
         }
         if self.card.bind().is_ok() {

@@ -10,6 +10,7 @@ use crate::Fresh;
 /// Of one stream, or of one branch of a graph: operations that use it never run at the same time.
 pub(super) struct Workspace {
     memory: DeviceMemory,
+    bytes: usize,
 }
 
 impl Workspace {
@@ -25,7 +26,12 @@ impl Workspace {
         card.on_side(|stream| unsafe {
             ("cuMemsetD32Async", sys::cuMemsetD32Async(memory.address(), one, 1, stream.0))
         })?;
-        Ok(Workspace { memory })
+        Ok(Workspace { memory, bytes })
+    }
+
+    /// How much there is to work in.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Where an f32 of 1 is.

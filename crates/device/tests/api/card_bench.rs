@@ -1,7 +1,10 @@
 //! What claims about kernels on a card are made of: the same trial on the host and on the card, over memory that is
 //! poisoned and may have gaps.
 
-use device::{cuda::Products, *};
+use device::{
+    cuda::{CudaOptions, Products},
+    *,
+};
 
 use super::drivers::{card_turn, cpu, cuda_with};
 
@@ -65,13 +68,18 @@ impl Bench {
 
     pub(super) fn holding(&self, shape: &[usize], dtype: DType, lie: Lie, values: &[f32]) -> Tensor {
         let tensor = self.tensor(shape, dtype, lie);
-        match dtype {
+        self.put(&tensor, values);
+        tensor
+    }
+
+    /// Fills a tensor with `values`, rounded to its type.
+    pub(super) fn put(&self, tensor: &Tensor, values: &[f32]) {
+        match tensor.view.dtype() {
             DType::F32 => self.stream.upload(&tensor.view, values.to_vec()),
             DType::Bf16 => self.stream.upload(&tensor.view, values.iter().map(|x| bf16::from_f32(*x)).collect()),
             DType::I32 => self.stream.upload(&tensor.view, values.iter().map(|x| *x as i32).collect()),
         }
         .unwrap();
-        tensor
     }
 
     /// A contiguous vector of f32.
@@ -131,12 +139,12 @@ impl Bench {
 
 /// Runs `trial` on both; it gives the memory of its outputs.
 pub(super) fn both<T>(trial: impl Fn(&Bench) -> T) -> [T; 2] {
-    both_with(Products::CuBlasLt, trial)
+    both_with(CudaOptions::default(), trial)
 }
 
-fn both_with<T>(products: Products, trial: impl Fn(&Bench) -> T) -> [T; 2] {
+fn both_with<T>(options: CudaOptions, trial: impl Fn(&Bench) -> T) -> [T; 2] {
     let _turn = card_turn();
-    both_on(&cuda_with(products).machine(), trial)
+    both_on(&cuda_with(options).machine(), trial)
 }
 
 fn both_on<T>(card: &Machine, trial: impl Fn(&Bench) -> T) -> [T; 2] {
@@ -198,14 +206,20 @@ struct Got {
     dtype: DType,
 }
 
-/// [`close`], with what computes products. All that misses is told at once.
+/// [`close`], with what computes products.
 #[track_caller]
 pub(super) fn close_by(products: Products, want: &[Want], trial: impl Fn(&Bench) -> Vec<Tensor>) {
-    let _turn = card_turn();
-    close_on(&cuda_with(products).machine(), want, trial);
+    close_with(CudaOptions { products, ..CudaOptions::default() }, want, trial);
 }
 
-/// [`close_by`] for whoever has the card, and a machine that is poisoned.
+/// [`close`], with settings.
+#[track_caller]
+pub(super) fn close_with(options: CudaOptions, want: &[Want], trial: impl Fn(&Bench) -> Vec<Tensor>) {
+    let _turn = card_turn();
+    close_on(&cuda_with(options).machine(), want, trial);
+}
+
+/// [`close_with`] for whoever has the card, and a machine that is poisoned. All that misses is told at once.
 #[track_caller]
 pub(super) fn close_on(card: &Machine, want: &[Want], trial: impl Fn(&Bench) -> Vec<Tensor>) {
     let [host, card] = both_on(card, |bench| trial(bench).iter().map(|tensor| bench.got(tensor)).collect::<Vec<_>>());

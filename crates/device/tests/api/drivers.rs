@@ -50,18 +50,18 @@ pub(crate) fn on_seeds(claim: fn(&Driver)) {
 /// A card, if the tests were built for one.
 #[cfg(feature = "gpu-tests")]
 pub(crate) fn cuda() -> Driver {
-    cuda_with(device::cuda::Products::CuBlasLt)
+    cuda_with(device::cuda::CudaOptions::default())
 }
 
-/// The same, and what computes its products.
+/// The same, with settings.
 #[cfg(feature = "gpu-tests")]
-pub(crate) fn cuda_with(products: device::cuda::Products) -> Driver {
+pub(crate) fn cuda_with(cuda: device::cuda::CudaOptions) -> Driver {
     use device::cuda::{CudaOptions, prepare};
     // Tests have no `main` of ours: the first one that comes here starts all of them again.
     prepare().expect("the environment can be prepared");
     Driver::new(move |options| {
         let kernel_cache = Some(std::env::temp_dir().join("warpweft-test-kernels"));
-        Machine::cuda_with(CudaOptions { kernel_cache, products, ..CudaOptions::default() }, options).unwrap()
+        Machine::cuda_with(CudaOptions { kernel_cache, ..cuda.clone() }, options).unwrap()
     })
 }
 

@@ -218,6 +218,7 @@ fn read_device(s: &mut Section) -> DeviceConfig {
         seed: s.whole("seed", 0).unwrap_or(0),
         timeout_seconds: s.number("timeout_seconds", Range::Above(0.0), 60.0).unwrap_or(60.0),
         measure_products: s.flag("measure_products").unwrap_or(true),
+        deterministic: s.flag("deterministic").unwrap_or(true),
     }
 }
 

@@ -111,6 +111,12 @@ fn build() -> Vec<Finding> {
             Ok(version) => found("nccl transport", version),
             Err(error) => missing("nccl transport", &format!("{error}; ranks on cards cannot meet")),
         },
+        match cuda::find_cudnn() {
+            Ok(version) => found("cudnn", version),
+            Err(error) => {
+                missing("cudnn", &format!("{error}; attention of bf16 on cards is by kernels of this program"))
+            }
+        },
         missing("mpi transport", "this version has none; a run stays on this machine"),
         missing("optional features", "mpi is not in this version, so none can be switched on"),
     ]

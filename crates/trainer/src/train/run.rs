@@ -187,7 +187,8 @@ fn machine(config: &Config, dir: &Path) -> Result<Machine, TrainError> {
         DeviceKind::Dry => return Err(TrainError::DryHasNoLosses),
         DeviceKind::Cuda => {
             let kernel_cache = dir.parent().map(|runs| runs.join(KERNELS));
-            Machine::cuda_with(CudaOptions { kernel_cache, ..CudaOptions::default() }, options)?
+            let deterministic = device.deterministic;
+            Machine::cuda_with(CudaOptions { kernel_cache, deterministic, ..CudaOptions::default() }, options)?
         }
     })
 }

@@ -1,10 +1,12 @@
-//! Attention: which of its functions, and how much shared memory a block has.
+//! Attention: by the library where it takes it, else which of our functions, and how much shared memory a block has.
 
 use crate::{
     Access, DType, View,
     cuda::{
         blaslt::WORKSPACE,
+        fused::{Fused, Sums},
         launch::{Call, Scratch, Value, address},
+        steps::Step,
     },
     ops::AttentionSpec,
 };
@@ -58,7 +60,23 @@ fn values(accesses: &[Access], which: &[usize], spec: &AttentionSpec) -> Vec<Val
     which.iter().map(|at| Value::matrix(&accesses[*at].view)).chain([settings(spec)]).collect()
 }
 
-pub(super) fn forward(spec: &AttentionSpec, accesses: &[Access]) -> Call {
+pub(super) fn forward(spec: &AttentionSpec, accesses: &[Access]) -> Vec<Step> {
+    fused_or(Fused::forward(spec, accesses), vec![own_forward(spec, accesses)])
+}
+
+/// As [`forward`]; the library adds up gradients of queries as `sums` says.
+pub(super) fn backward(sums: Sums, spec: &AttentionSpec, accesses: &[Access]) -> Vec<Step> {
+    fused_or(Fused::backward(sums, spec, accesses), own_backward(spec, accesses).into())
+}
+
+fn fused_or(fused: Option<Fused>, otherwise: Vec<Call>) -> Vec<Step> {
+    match fused {
+        Some(fused) => vec![Step::Fused { fused: Box::new(fused), otherwise }],
+        None => otherwise.into_iter().map(Step::Call).collect(),
+    }
+}
+
+fn own_forward(spec: &AttentionSpec, accesses: &[Access]) -> Call {
     let (q, k) = (&accesses[0].view, &accesses[1].view);
     let (width, (heads, _)) = (Width::of(spec), spec.heads(q.cols(), k.cols()));
     let values = values(accesses, &[0, 1, 2, 3, 4], spec);
@@ -71,7 +89,7 @@ pub(super) fn forward(spec: &AttentionSpec, accesses: &[Access]) -> Call {
 }
 
 /// Each element is written by one block, so sums have an order.
-pub(super) fn backward(spec: &AttentionSpec, accesses: &[Access]) -> [Call; 2] {
+fn own_backward(spec: &AttentionSpec, accesses: &[Access]) -> [Call; 2] {
     let (q, k) = (&accesses[0].view, &accesses[1].view);
     let (width, (heads, kv_heads)) = (Width::of(spec), spec.heads(q.cols(), k.cols()));
     if suits_flash(spec, accesses, &[5], heads) {
