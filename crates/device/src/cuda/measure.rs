@@ -199,7 +199,7 @@ impl Bench {
         let Some(accesses) = self.accesses(product)? else { return Ok(None) };
         self.card.bind().map_err(failed)?;
         accesses.iter().try_for_each(|access| self.fill(&access.view)).map_err(failed)?;
-        let mut steps = requests::steps(&Kernel::Gemm(product.spec), &accesses);
+        let mut steps = requests::steps(&Kernel::Gemm(product.spec), &accesses, self.card.sums());
         let (mut step, mut ways, mut better) = (steps.pop(), Vec::<Way>::new(), false);
         while let Some(Step::Product { product, then, otherwise }) = step {
             step = Some(*otherwise);
