@@ -30,6 +30,7 @@ mod resident; // memory of this process, as the system counts it
 mod run; // the run: data, plan, machine, ranks, files
 mod run_log; // what a run writes while it goes on
 mod stop; // how a run is asked to end, and how all ranks learn of it
+mod table_rows; // what a card makes of the rows of the table of tokens
 mod traced; // a few steps with a trace from the start
 mod trace_window; // the steps of a run that are traced
 mod trained; // what a run leaves

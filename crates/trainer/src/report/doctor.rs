@@ -65,6 +65,7 @@ impl Doctor {
         let placement = Placement::of(config);
         self.findings.push(threads_fit(&placement));
         self.findings.push(memory_fits(plan.bytes(), memory()));
+        self.findings.extend(plan.hint.as_ref().map(|hint| missing("fast products", hint)));
         self.findings.push(match config.data.random_tokens {
             Some(tokens) => found("text", format!("{tokens} random tokens in its place")),
             None => match data::resolve(&config.data.base, &config.data.path) {

@@ -11,6 +11,7 @@ use super::{
     data_parallel::ParallelSummary,
     eval::{Evaluator, eval_windows},
     rank::{Plans, RankRun, gpt_plan},
+    table_rows::table_rows_hint,
     trace_window::TraceWindow,
 };
 use crate::{Config, StreamNames, TrainError};
@@ -36,6 +37,8 @@ pub struct RunPlan {
     pub parallel: ParallelSummary,
     /// What one rank submits in a step.
     pub work: Work,
+    /// A setting that would make it faster, and why.
+    pub hint: Option<String>,
 }
 
 impl RunPlan {
@@ -88,8 +91,8 @@ pub fn dry_run(config: &Config) -> Result<(RunPlan, Trace, StreamNames), TrainEr
     memory.insert(MemoryKind::Arena, arenas);
     let parameters = gpt_plan(config)?.numel();
     let parallel = run.parallel.summary(config);
-    let (gtp, work) = (Arc::new(gtp), step.work(0));
-    Ok((RunPlan { ranks, parameters, train, sample, eval, gtp, memory, parallel, work }, step, names))
+    let (gtp, work, hint) = (Arc::new(gtp), step.work(0), table_rows_hint(config));
+    Ok((RunPlan { ranks, parameters, train, sample, eval, gtp, memory, parallel, work, hint }, step, names))
 }
 
 /// What a rank of a dry run leaves; traces on the first rank only.
@@ -180,6 +183,7 @@ impl fmt::Display for RunPlan {
         }
         writeln!(f, "{}", self.parallel)?;
         let Work { operations, flops, .. } = self.work;
-        writeln!(f, "a step of one rank: {operations} operations, {:.3} GFLOP", flops as f64 / 1e9)
+        writeln!(f, "a step of one rank: {operations} operations, {:.3} GFLOP", flops as f64 / 1e9)?;
+        self.hint.as_ref().map_or(Ok(()), |hint| writeln!(f, "hint: {hint}"))
     }
 }
