@@ -13,6 +13,9 @@ pub(super) const COMMON: &str = include_str!("kernels/common.cu");
 /// Threads of a block, as `common.cu` has them.
 pub(super) const THREADS: u32 = 256;
 
+/// Threads of a block of `cross_entropy` and its twin, as `loss.cu` has them.
+pub(super) const LOSS_THREADS: u32 = 512;
+
 /// Threads of a block of `squared_norm`, and runs of a call of `adamw`, as `optimizer.cu` has them.
 pub(super) const NORM_THREADS: u32 = 1024;
 pub(super) const MOST_RUNS: usize = 64;
@@ -117,6 +120,8 @@ mod tests {
     #[test]
     fn sizes_are_here_as_in_the_sources() {
         let optimizer = SOURCES.iter().find(|source| source.file == "optimizer.cu").expect("a source").text;
+        let loss = SOURCES.iter().find(|source| source.file == "loss.cu").expect("a source").text;
+        assert!(loss.contains(&format!("#define LOSS_THREADS {LOSS_THREADS}\n")));
         assert!(COMMON.contains(&format!("#define THREADS {THREADS}\n")));
         assert!(optimizer.contains(&format!("#define NORM_THREADS {NORM_THREADS}\n")));
         assert!(optimizer.contains(&format!("#define MOST_RUNS {MOST_RUNS}\n")));

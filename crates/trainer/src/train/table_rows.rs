@@ -27,8 +27,7 @@ mod tests {
     use super::*;
 
     fn hint(settings: &[&str]) -> Option<String> {
-        let text =
-            "[model]\nlayers = 1\ndim = 16\nheads = 2\nseq_len = 8\n[train]\nsteps = 1\n[data]\npath = [\"text\"]\n";
+        let text = "[model]\nlayers = 1\ndim = 16\nheads = 2\nseq_len = 8\n[train]\nsteps = 1\nglobal_batch = 8\n[data]\npath = [\"text\"]\n";
         let config = Config::parse(text, "test".as_ref(), "".as_ref(), settings).expect("a valid configuration");
         table_rows_hint(&config)
     }

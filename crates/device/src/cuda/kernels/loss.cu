@@ -1,8 +1,9 @@
 // Cross-entropy, over all of the vocabulary or a shard of it: a block for each row, or several rows one behind the other.
 // The gradient may be where the logits are. A target of -1 is ignored, any other one outside the vocabulary is refused.
 //
-// A row is runs of eight neighbours; thread t has runs t, t + THREADS and so on, in all kernels and for both element
-// types, so that sums have one order.
+// A row is runs of eight neighbours; of n threads, thread t has runs t, t + n and so on, for both element types, so that
+// sums have one order. Blocks have LOSS_THREADS for rows of a whole vocabulary and THREADS for shards.
+#define LOSS_THREADS 512
 
 #define LOWEST __uint_as_float(0xFF800000u)
 
@@ -117,19 +118,19 @@ __device__ inline void count(Tally& t, const Run& v) {
 
 // Of all threads of a block.
 __device__ inline Tally together(Tally own) {
-    __shared__ float tops[THREADS / 32];
-    __shared__ double sums[THREADS / 32];
+    __shared__ float tops[LOSS_THREADS / 32];
+    __shared__ double sums[LOSS_THREADS / 32];
     Tally all = {own.most, 0.0};
     for (int step = 16; step > 0; step /= 2) all.most = greater(all.most, __shfl_xor_sync(0xFFFFFFFFu, all.most, step));
     if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = all.most;
     __syncthreads();
     all.most = tops[0];
-    for (int i = 1; i < THREADS / 32; i++) all.most = greater(all.most, tops[i]);
+    for (int i = 1; i < blockDim.x / 32; i++) all.most = greater(all.most, tops[i]);
     double part = own.sum == 0.0 ? 0.0 : own.sum * power(own.most - all.most);
     for (int step = 16; step > 0; step /= 2) part += __shfl_down_sync(0xFFFFFFFFu, part, step);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = part;
     __syncthreads();
-    for (int i = 0; i < THREADS / 32; i++) all.sum += sums[i];
+    for (int i = 0; i < blockDim.x / 32; i++) all.sum += sums[i];
     return all;
 }
 
@@ -171,15 +172,15 @@ __device__ inline float loss_of(float most, float logit, double sum) {
 // Calls f with each of the thread's runs of a row, in order: its number and what is there.
 template <bool HALF, typename F> __device__ inline void each_run(const Mat& in, u64 row, const F& f) {
     u32 runs = runs_of(in), whole = is_wide(in) ? (u32)in.cols / RUN : 0, k = threadIdx.x;
-    for (; k + (AHEAD - 1) * THREADS < whole; k += AHEAD * THREADS) {
+    for (; k + (AHEAD - 1) * blockDim.x < whole; k += AHEAD * blockDim.x) {
         Words<HALF> words[AHEAD];
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) words[i] = get_words<HALF>(in, row, k + i * THREADS);
+        for (int i = 0; i < AHEAD; i++) words[i] = get_words<HALF>(in, row, k + i * blockDim.x);
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) f(k + i * THREADS, unpacked<HALF>(words[i]));
+        for (int i = 0; i < AHEAD; i++) f(k + i * blockDim.x, unpacked<HALF>(words[i]));
     }
-    for (; k < whole; k += THREADS) f(k, unpacked<HALF>(get_words<HALF>(in, row, k)));
-    for (; k < runs; k += THREADS) {
+    for (; k < whole; k += blockDim.x) f(k, unpacked<HALF>(get_words<HALF>(in, row, k)));
+    for (; k < runs; k += blockDim.x) {
         Run v = get_run(in, spot(in, row, (u64)k * RUN), run_at(in, k), false);
         cut_off(v, run_at(in, k));
         f(k, v);
@@ -246,7 +247,7 @@ extern __shared__ Vec4 held[];
 
 template <bool HALF>
 __device__ inline void one_read(const Mat& d, const Mat& targets, const Mat& losses, const Mat& in, float scale, const Post& post) {
-    const u32 runs = runs_of(in), part = (runs + PARTS * THREADS - 1) / (PARTS * THREADS) * THREADS;
+    const u32 runs = runs_of(in), part = (runs + PARTS * blockDim.x - 1) / (PARTS * blockDim.x) * blockDim.x;
     const u32 first = address_of(held);
     const int* ids = (const int*)targets.address;
     // For f32, second halves of runs lie behind all first ones.
@@ -270,7 +271,7 @@ __device__ inline void one_read(const Mat& d, const Mat& targets, const Mat& los
     u64 row = blockIdx.x;
     if (row >= d.rows) return;
     for (u32 from = 0; from < PARTS * part; from += part) {
-        for (u32 k = from + threadIdx.x; k < from + part && k < runs; k += THREADS) fetch_run(row, k);
+        for (u32 k = from + threadIdx.x; k < from + part && k < runs; k += blockDim.x) fetch_run(row, k);
         commit();
     }
     int id = ids[row];
@@ -287,7 +288,7 @@ __device__ inline void one_read(const Mat& d, const Mat& targets, const Mat& los
             if (p == 2) arrived<PARTS - 3>();
             if (p == 3) arrived<0>();
             if (!s.counts) continue;
-            for (u32 k = p * part + threadIdx.x; k < (p + 1) * part && k < runs; k += THREADS) count(own, run(k));
+            for (u32 k = p * part + threadIdx.x; k < (p + 1) * part && k < runs; k += blockDim.x) count(own, run(k));
         }
         double sum = 1.0;
         if (s.counts) {
@@ -296,7 +297,7 @@ __device__ inline void one_read(const Mat& d, const Mat& targets, const Mat& los
             sum = all.sum;
         }
         for (u32 from = 0; from < PARTS * part; from += part) {
-            for (u32 k = from + threadIdx.x; k < from + part && k < runs; k += THREADS) {
+            for (u32 k = from + threadIdx.x; k < from + part && k < runs; k += blockDim.x) {
                 Run v = run(k);
                 u32 at = place_in(k, s.target), n = run_at(d, k);
                 if (at < RUN) put(losses, row, loss_of(s.most, pick(v, at), sum));

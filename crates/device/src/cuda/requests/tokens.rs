@@ -5,6 +5,7 @@ use crate::{
     Access, Kernel, View,
     cuda::{
         blaslt::WORKSPACE,
+        kernels::LOSS_THREADS,
         launch::{Call, Scratch, Value, address},
     },
     ops::{EmbeddingGradSpec, Old, Place, Vocab},
@@ -53,12 +54,11 @@ fn cross_entropy(matrices: [&View; 2], values: Vec<Value>) -> Call {
     let [d, logits] = matrices;
     let (rows, held) = (d.row_count(), d.cols().next_multiple_of(8) * d.dtype().size_bytes());
     let is_wide = |view: &View| view.pitch().is_multiple_of(8) && address(view).is_multiple_of(16);
-    if held > HELD || !is_wide(d) || !is_wide(logits) {
-        return Call::blocks("cross_entropy_twice", rows, values);
-    }
-    // A block fetches its next row while it works on one, so it has some of them.
-    let blocks = rows.min((rows / 16).max(1024));
-    Call { shared: held as u32, ..Call::blocks("cross_entropy", blocks, values) }
+    let call = match held <= HELD && is_wide(d) && is_wide(logits) {
+        true => Call { shared: held as u32, ..Call::blocks("cross_entropy", rows, values) },
+        false => Call::blocks("cross_entropy_twice", rows, values),
+    };
+    Call { threads: LOSS_THREADS, ..call }
 }
 
 fn vocab(vocab: Vocab) -> [Value; 2] {

@@ -37,8 +37,6 @@ pub(super) fn call(kernel: &Kernel, accesses: &[Access]) -> Call {
 
 /// Elements of a block of `adamw`, which goes on from there if there are more than blocks for them.
 const STEPPED: usize = 8 * THREADS as usize;
-/// As many as keep a card busy: each of them works out the factors of the step first.
-const STEP_BLOCKS: usize = 2048;
 
 /// One call for as many runs as a call takes.
 pub(super) fn adamw(spec: &AdamWSpec, accesses: &[Access]) -> Vec<Call> {
@@ -60,7 +58,7 @@ pub(super) fn adamw(spec: &AdamWSpec, accesses: &[Access]) -> Vec<Call> {
         values.push(Value::words([spec.beta1, spec.beta2, spec.eps].map(f64::to_bits)));
         let table = Table { at: values.len(), words: table(spec, runs, from) };
         values.push(Value::words([]));
-        let blocks = (to - from).div_ceil(STEPPED).min(STEP_BLOCKS);
+        let blocks = (to - from).div_ceil(STEPPED);
         from = to;
         Call { table: Some(table), ..Call::blocks("adamw", blocks, values) }
     };
