@@ -46,7 +46,8 @@ pub struct CudaOptions {
 }
 
 impl Default for CudaOptions {
-    /// Card 0, no cache, products and attention by libraries, the same bits always, blocks as [`CudaOptions::ctas`] says.
+    /// Card 0, no cache, products and attention by libraries, always the same bits, blocks as [`CudaOptions::ctas`]
+    /// says.
     fn default() -> Self {
         let (products, attentions) = (Products::CuBlasLt, Attentions::CuDnn);
         CudaOptions { cards: vec![0], kernel_cache: None, products, attentions, deterministic: true, ctas: None }
@@ -65,8 +66,8 @@ pub enum Products {
 /// What computes attention of bf16 on a card. That of f32 is always computed by kernels of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attentions {
-    /// cuDNN, from 9.16 on; kernels of this crate for what it has no plan for, and where there is no such library, which
-    /// the log tells.
+    /// cuDNN, from 9.16 on; kernels of this crate for what it has no plan for, and where there is no such library,
+    /// which the log tells.
     CuDnn,
     /// Kernels of this crate, the twins that the library is held against.
     Own,
@@ -262,8 +263,8 @@ impl Card {
         }
     }
 
-    /// The library for attention, opened by the first one; none where the options say that kernels of ours compute it, or
-    /// where there is none, which is told once.
+    /// The library for attention, opened by the first one; none where the options say that kernels of ours compute it,
+    /// or where there is none, which is told once.
     pub(super) fn cudnn(&self) -> Option<&Cudnn> {
         if self.attentions == Attentions::Own {
             return None;

@@ -25,8 +25,8 @@ pub(super) fn is_there(kernel: &Kernel) -> bool {
     }
 }
 
-/// What runs for `kernel`, one behind the other; its accesses are those of the request. A library that adds up gradients
-/// does it as `sums` says.
+/// What runs for `kernel`, one behind the other; its accesses are those of the request. A library that adds up
+/// gradients does it as `sums` says.
 pub(super) fn steps(kernel: &Kernel, accesses: &[Access], sums: Sums) -> Vec<Step> {
     match kernel {
         Kernel::Gemm(spec) => vec![products::gemm(spec, accesses)],

@@ -106,8 +106,8 @@ impl Launchable {
         }
     }
 
-    /// Adds it as a node; the same otherwise. What a library launches is its own matter, so it is captured into a graph by
-    /// itself, which becomes the node.
+    /// Adds it as a node; the same otherwise. What a library launches is its own matter, so it is captured into a graph
+    /// by itself, which becomes the node.
     pub(super) fn add_node(
         &self,
         card: &Card,

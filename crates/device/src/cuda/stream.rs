@@ -97,8 +97,8 @@ impl StreamOnCard {
         Ok(())
     }
 
-    /// Made for the first operation that needs it, and again for one that needs more, in powers of two: all that were too
-    /// small are together no larger than the last.
+    /// Made for the first operation that needs it, and again for one that needs more, in powers of two: all that were
+    /// too small are together no larger than the last.
     fn workspace(&self, bytes: usize) -> Result<Arc<Workspace>, CudaError> {
         let mut workspaces = lock(&self.workspaces);
         if let Some(last) = workspaces.last().filter(|last| last.bytes() >= bytes) {

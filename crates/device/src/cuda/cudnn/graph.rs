@@ -81,7 +81,7 @@ impl Graph {
     /// A tensor in memory.
     pub(super) fn memory(&mut self, port: Port, layout: Layout, number: Number) -> Result<Tensor, CudaError> {
         self.ports.push(port);
-        self.tensor(name(port), layout, number, |tensor| Ok(tensor))
+        self.tensor(name(port), layout, number, Ok)
     }
 
     /// A number that is passed with each launch.
