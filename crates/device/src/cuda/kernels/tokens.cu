@@ -153,8 +153,8 @@ extern "C" __global__ void embedding_sort(
         __syncthreads();
         for (u32 w = 0; w < WARPS; w++) places[w][threadIdx.x] = 0;
         __syncthreads();
-        // Tells what to do of each row of the bucket, with the lanes whose rows have the same id.
-        auto each = [&](auto&& visit) {
+        // Counts the rows of each id, then gives them their places.
+        for (u32 pass = 0; pass < 2; pass++) {
             for (u32 next = own_from; next < own_to; next += 32 * GROUP) {
                 u32 targets[GROUP];
 #pragma unroll
@@ -164,37 +164,37 @@ extern "C" __global__ void embedding_sort(
                 }
 #pragma unroll
                 for (u32 k = 0; k < GROUP; k++) {
-                    u32 target = targets[k];
-                    smaller += target < least;
+                    u32 target = targets[k], key = target - least;
+                    if (pass == 0) smaller += target < least;
                     bool is_mine = target >= least && target < most;
                     u32 mine = __ballot_sync(0xFFFFFFFFu, is_mine);
-                    if (is_mine) visit(next + k * 32 + lane, target - least, __match_any_sync(mine, target));
+                    if (is_mine) {
+                        u32 peers = __match_any_sync(mine, target);
+                        if (pass == 1) {
+                            u32 at = places[warp][key] + __popc(peers & ((1u << lane) - 1));
+                            sorted[at] = {next + k * 32 + lane, at == firsts[key] ? least + key + 1 : 0};
+                            __syncwarp(peers);
+                        }
+                        if (lane == __ffs(peers) - 1) places[warp][key] += __popc(peers);
+                    }
                     __syncwarp();
                 }
             }
-        };
-        each([&](u32, u32 key, u32 peers) {
-            if (lane == __ffs(peers) - 1) places[warp][key] += __popc(peers);
-        });
-        u32 ahead = before(smaller), own = 0;
-        if (threadIdx.x == THREADS - 1) lower = ahead + smaller;
-        __syncthreads();
-        for (u32 w = 0; w < WARPS; w++) own += places[w][threadIdx.x];
-        u32 place = lower + before(own);
-        firsts[threadIdx.x] = place;
-        if (bucket == buckets - 1 && threadIdx.x == THREADS - 1) *(u64*)scratch = place + own;
-        for (u32 w = 0; w < WARPS; w++) {
-            u32 of_warp = places[w][threadIdx.x];
-            places[w][threadIdx.x] = place;
-            place += of_warp;
+            if (pass == 1) break;
+            u32 ahead = before(smaller), own = 0;
+            if (threadIdx.x == THREADS - 1) lower = ahead + smaller;
+            __syncthreads();
+            for (u32 w = 0; w < WARPS; w++) own += places[w][threadIdx.x];
+            u32 place = lower + before(own);
+            firsts[threadIdx.x] = place;
+            if (bucket == buckets - 1 && threadIdx.x == THREADS - 1) *(u64*)scratch = place + own;
+            for (u32 w = 0; w < WARPS; w++) {
+                u32 of_warp = places[w][threadIdx.x];
+                places[w][threadIdx.x] = place;
+                place += of_warp;
+            }
+            __syncthreads();
         }
-        __syncthreads();
-        each([&](u32 i, u32 key, u32 peers) {
-            u32 at = places[warp][key] + __popc(peers & ((1u << lane) - 1));
-            sorted[at] = {i, at == firsts[key] ? least + key + 1 : 0};
-            __syncwarp(peers);
-            if (lane == __ffs(peers) - 1) places[warp][key] += __popc(peers);
-        });
         if (bucket != 0) continue;
         for (u32 i = threadIdx.x; i < count; i += THREADS) {
             if (all[i] < 0 || (u64)all[i] >= size) refuse(post, from + i, all[i]);
