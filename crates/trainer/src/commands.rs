@@ -44,7 +44,7 @@ fn run_train(args: &TrainArgs, stop: StopSource) -> Result<Outcome, TrainError> 
     let config = args.config.load()?;
     if config.device.kind == DeviceKind::Cuda {
         // Before CUDA is called the first time. Starts the program again where its environment lacks something.
-        device::cuda::prepare().map_err(|source| TrainError::Prepare { source })?;
+        device::cuda::prepare_for(config.ranks().world_size()).map_err(|source| TrainError::Prepare { source })?;
     }
     let dir = args.run_dir.clone().unwrap_or_else(|| default_run_dir(&args.config.config));
     let detail = if args.verbose { Detail::Full } else { Detail::Brief };

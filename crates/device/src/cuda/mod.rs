@@ -54,5 +54,5 @@ pub(crate) use self::graph::GraphOnCard;
 pub use self::measure::ProductChoices;
 pub(crate) use self::memory::DeviceMemory;
 pub use self::nccl::find_nccl;
-pub use self::prepare::prepare;
+pub use self::prepare::{prepare, prepare_for};
 pub(crate) use self::stream::StreamOnCard;

@@ -125,7 +125,7 @@ impl DataParallel {
 }
 
 /// Activations have the type of the parameters; everything else is f32.
-fn precision(config: &Config) -> Precision {
+pub(super) fn precision(config: &Config) -> Precision {
     let param = match config.precision.param {
         Number::F32 => DType::F32,
         Number::Bf16 => DType::Bf16,

@@ -11,10 +11,11 @@ use std::{
 use data::Corpus;
 use device::{
     Machine, Options, Tick,
-    cuda::{CudaOptions, ProductChoices},
+    cuda::{self, CudaOptions, ProductChoices},
 };
 
 use super::{
+    data_parallel::precision,
     detail::{Detail, planned_detail, traced_detail},
     eval::eval_windows,
     outputs::check_outputs,
@@ -91,8 +92,10 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
     check_outputs(&dir, timeline.as_ref())?;
     // What the measurement of the peak leaves to the allocator is used again below.
     let before = resident_bytes();
-    let machine = machine(config, &dir)?;
-    let peak = product_peak(&machine, 0)?;
+    let cards = cards(config)?;
+    let parts = cards.len().max(1) as f64;
+    let machine = machine(config, &dir, cards)?;
+    let peak = product_peak(&machine, 0, precision(config).param)?.map(|peak| peak * parts);
     let chosen = measure_products(config, &machine, &plan)?;
     let mut log = RunLog::start(config, &dir, lines, peak)?;
     log.progress.note(&format!("{} tokens from {} files", corpus.tokens(), corpus.files().len()));
@@ -173,9 +176,19 @@ fn load(config: &Config) -> Result<Corpus, TrainError> {
 /// Folder of kernels that were compiled for a card.
 const KERNELS: &str = ".kernels";
 
+/// A card for each rank, as far as the host has them; none where the ranks are not on cards.
+fn cards(config: &Config) -> Result<Vec<u32>, TrainError> {
+    if config.device.kind != DeviceKind::Cuda {
+        return Ok(Vec::new());
+    }
+    let what = || "the cards of this host cannot be counted".to_owned();
+    let have = cuda::count_cards().map_err(|source| device::Error::Cuda { what: what(), source })?;
+    Ok((0..have.clamp(1, config.ranks().world_size())).collect())
+}
+
 /// The machine that a configuration asks for. A card's compiled kernels, and algorithms that were measured, are kept
 /// beside the folders of runs.
-fn machine(config: &Config, dir: &Path) -> Result<Machine, TrainError> {
+fn machine(config: &Config, dir: &Path, cards: Vec<u32>) -> Result<Machine, TrainError> {
     let device = &config.device;
     let options = Options {
         timeout: Duration::try_from_secs_f64(device.timeout_seconds).unwrap_or(Duration::MAX),
@@ -188,7 +201,7 @@ fn machine(config: &Config, dir: &Path) -> Result<Machine, TrainError> {
         DeviceKind::Cuda => {
             let kernel_cache = dir.parent().map(|runs| runs.join(KERNELS));
             let deterministic = device.deterministic;
-            Machine::cuda_with(CudaOptions { kernel_cache, deterministic, ..CudaOptions::default() }, options)?
+            Machine::cuda_with(CudaOptions { cards, kernel_cache, deterministic, ..CudaOptions::default() }, options)?
         }
     })
 }
