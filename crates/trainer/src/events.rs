@@ -1,6 +1,9 @@
 //! Metrics as TensorBoard reads them: an event file of length-prefixed records with checksums.
 
-use crate::{error::TrainError, metrics::StepMetrics};
+use crate::{
+    error::TrainError,
+    metrics::{Spread, StepMetrics},
+};
 use std::{
     fs::{self, File},
     io::Write,
@@ -45,15 +48,16 @@ impl EventFile {
     /// # Errors
     /// [`TrainError::Write`], as when the disk is full.
     pub fn write(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
+        let timed = |phase: Spread| Some(phase.slowest).filter(|seconds| !seconds.is_nan());
         let numbers = [
             ("train/loss", Some(metrics.loss)),
             ("train/lr", Some(metrics.lr as f32)),
             ("train/grad_norm", Some(metrics.grad_norm)),
             ("train/tokens_per_s", Some(metrics.tokens_per_s as f32)),
             ("train/mfu", Some(metrics.mfu as f32)),
-            ("seconds/forward", Some(metrics.phases.forward.slowest)),
-            ("seconds/backward", Some(metrics.phases.backward.slowest)),
-            ("seconds/update", Some(metrics.phases.update.slowest)),
+            ("seconds/forward", timed(metrics.phases.forward)),
+            ("seconds/backward", timed(metrics.phases.backward)),
+            ("seconds/update", timed(metrics.phases.update)),
             ("eval/loss", metrics.eval_loss),
         ];
         let mut summary = Message::default();

@@ -43,7 +43,8 @@ pub struct StepMetrics {
     pub eval_loss: Option<f32>,
 }
 
-/// Seconds that ranks spent in the phases of a step, by the clock of whoever computes.
+/// Seconds that ranks spent in the phases of a step, by the clock of whoever computes; NaN on cards, which would stand still
+/// for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseTimes {
     /// Forward passes of all microbatches, waits for gathered parameters included.
@@ -59,8 +60,10 @@ pub struct PhaseTimes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Of the fastest rank.
+    #[serde(deserialize_with = "f32_or_null")]
     pub fastest: f32,
     /// Of the slowest rank.
+    #[serde(deserialize_with = "f32_or_null")]
     pub slowest: f32,
 }
 
@@ -247,10 +250,11 @@ mod tests {
     fn a_loss_that_is_no_number_is_written_as_null_and_read_as_nan() {
         let dir = folder("nan");
         let mut file = MetricsFile::create(&dir).unwrap();
-        file.write(&StepMetrics { grad_norm: f32::INFINITY, ..step(1, f32::NAN) }).unwrap();
+        let phases = PhaseTimes { forward: Spread { fastest: f32::NAN, slowest: f32::NAN }, ..PhaseTimes::default() };
+        file.write(&StepMetrics { grad_norm: f32::INFINITY, phases, ..step(1, f32::NAN) }).unwrap();
         assert!(fs::read_to_string(file.path()).unwrap().contains("\"loss\":null"));
         let read = read_metrics(file.path()).unwrap()[0];
-        assert!(read.loss.is_nan() && read.grad_norm.is_nan());
+        assert!(read.loss.is_nan() && read.grad_norm.is_nan() && read.phases.forward.slowest.is_nan());
         assert_eq!(read.lr, 3e-4);
         fs::remove_dir_all(dir).unwrap();
     }

@@ -2,7 +2,7 @@
 
 use device::{
     Access, Args, DType, Device, MemoryKind, Op, OpError, Reduce, Stream, View, bf16,
-    ops::{Add, Axpy, ClipFactor, Factor, Fill, SquaredNorm, Sum},
+    ops::{Add, Axpy, ClipFactor, Factor, Fill, Scale, SquaredNorm, Sum},
 };
 use pgroups::{Group, Key, ParamClass, ProcessGroups};
 
@@ -104,6 +104,8 @@ impl GlobalNorm {
         }
         let combine = |views: Vec<&View>, into: &View| -> Result<(), DdpError> {
             let op = match (views.as_slice(), self.kind) {
+                // No round trip to the host where a copy does it.
+                ([x], _) => Scale { x, y: into, factor: Factor::Const(1.0) }.op("ddp.norm")?,
                 ([a, b], NormKind::L2) => Add { a, b, y: into }.op("ddp.norm")?,
                 (views, _) => {
                     let mut accesses = vec![Access::write(into)];
@@ -209,8 +211,9 @@ impl ClassNorm {
             NormKind::L2 => Reduce::Sum,
             NormKind::Inf => Reduce::Max,
         };
-        for (partials, total, by) in [(&self.counted, &self.total, reduce), (&self.all, &self.health, Reduce::Max)] {
-            let op = match (partials, by) {
+        // Squares have no signs, so a sum of them is finite only if they are; it is made without the host.
+        for (partials, total) in [(&self.counted, &self.total), (&self.all, &self.health)] {
+            let op = match (partials, reduce) {
                 (None, _) => Fill { y: total, value: 0.0 }.op("ddp.norm")?,
                 (Some(x), Reduce::Max) => largest_magnitude(x, total),
                 (Some(x), _) => Sum { x, factor: Factor::Const(1.0), total }.op("ddp.norm")?,

@@ -138,7 +138,7 @@ pub struct StretchSums<'a> {
 }
 
 /// Stretches at most.
-const STRETCHES: usize = 512;
+const STRETCHES: usize = 256;
 
 /// Rows of a stretch: by their number only, as the order of sums depends on it.
 pub(crate) fn stretch(rows: usize) -> usize {

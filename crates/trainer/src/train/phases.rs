@@ -1,4 +1,5 @@
-//! Where the time of a step goes, measured on the device's side: the host is ahead of it.
+//! Where the time of a step goes, measured on the device's side: the host is ahead of it. The clock is read by host
+//! functions, for each of which a card would stand still, so there it is not read; a timeline tells more.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -24,7 +25,9 @@ pub(super) enum Phase {
 const PHASES: usize = 3;
 
 /// Times of the step that is being submitted, and of the one before, whose update may still run.
-pub(super) struct PhaseClock {
+pub(super) struct PhaseClock(Option<Laps>);
+
+struct Laps {
     slots: [Slot; 2],
     at: usize,
     everyone: Group,
@@ -57,13 +60,17 @@ impl PhaseClock {
                 passed: device.event("passed"),
             })
         };
-        Ok(PhaseClock { slots: [slot()?, slot()?], at: 0, everyone: everyone.second("phases")? })
+        if device.machine().driver() == "cuda" {
+            return Ok(PhaseClock(None));
+        }
+        Ok(PhaseClock(Some(Laps { slots: [slot()?, slot()?], at: 0, everyone: everyone.second("phases")? })))
     }
 
     /// A step begins on `compute`. The results of the step before the last one are known.
     pub(super) fn begin(&mut self, compute: &Stream) -> Result<(), TrainError> {
-        self.at = 1 - self.at;
-        let slot = &self.slots[self.at];
+        let Some(laps) = &mut self.0 else { return Ok(()) };
+        laps.at = 1 - laps.at;
+        let slot = &laps.slots[laps.at];
         let last = slot.last.clone();
         Ok(compute.launch(Op::host("begin_phases", "phases", vec![Access::write(&slot.seconds)], move |args| {
             args.write::<f32>(0)?.fill(0.0);
@@ -74,7 +81,8 @@ impl PhaseClock {
 
     /// What was submitted to `stream` since the phase before belongs to `phase`.
     pub(super) fn lap(&self, stream: &Stream, phase: Phase) -> Result<(), TrainError> {
-        let slot = &self.slots[self.at];
+        let Some(laps) = &self.0 else { return Ok(()) };
+        let slot = &laps.slots[laps.at];
         let last = slot.last.clone();
         Ok(stream.launch(Op::host("end_phase", "phases", vec![Access::update(&slot.seconds)], move |args| {
             let now = Instant::now();
@@ -87,12 +95,14 @@ impl PhaseClock {
 
     /// The last backward pass is submitted to `compute`.
     pub(super) fn passed(&self, compute: &Stream) -> Result<(), TrainError> {
-        Ok(compute.record(&self.slots[self.at].passed)?)
+        let Some(laps) = &self.0 else { return Ok(()) };
+        Ok(compute.record(&laps.slots[laps.at].passed)?)
     }
 
     /// The update is submitted to `updates`. All ranks call it: their times meet there.
     pub(super) fn end(&self, updates: &Stream) -> Result<(), TrainError> {
-        let Slot { seconds, spread, passed, .. } = &self.slots[self.at];
+        let Some(laps) = &self.0 else { return Ok(()) };
+        let Slot { seconds, spread, passed, .. } = &laps.slots[laps.at];
         updates.wait(passed, UPDATE_AFTER_PASSES)?;
         self.lap(updates, Phase::Update)?;
         let accesses = vec![Access::read(seconds), Access::write(spread)];
@@ -103,21 +113,22 @@ impl PhaseClock {
             }
             Ok(())
         }))?;
-        Ok(self.everyone.all_reduce(updates, spread, Reduce::Max)?)
+        Ok(laps.everyone.all_reduce(updates, spread, Reduce::Max)?)
     }
 
     /// What the last submitted step took.
     pub(super) fn download(&self, updates: &Stream) -> Result<Timed, Error> {
-        updates.download(&self.slots[self.at].spread).map(Timed)
+        let spread = self.0.as_ref().map(|laps| updates.download(&laps.slots[laps.at].spread));
+        spread.transpose().map(Timed)
     }
 }
 
-/// Times on their way to the host.
-pub(super) struct Timed(Download<f32>);
+/// Times on their way to the host, if any are.
+pub(super) struct Timed(Option<Download<f32>>);
 
 impl Timed {
     pub(super) fn wait(self) -> Result<PhaseTimes, Error> {
-        let all = self.0.wait()?;
+        let all = self.0.map_or_else(|| Ok(vec![f32::NAN; 2 * PHASES]), Download::wait)?;
         let of = |phase: Phase| Spread { slowest: all[phase as usize], fastest: -all[PHASES + phase as usize] };
         Ok(PhaseTimes { forward: of(Phase::Forward), backward: of(Phase::Backward), update: of(Phase::Update) })
     }
@@ -164,7 +175,8 @@ mod tests {
                 }
                 clock.passed(&compute)?;
                 if factor == 1 {
-                    updates.wait(&clock.slots[clock.at].passed, UPDATE_AFTER_PASSES)?;
+                    let laps = clock.0.as_ref().expect("a clock that is read");
+                    updates.wait(&laps.slots[laps.at].passed, UPDATE_AFTER_PASSES)?;
                     work(&updates, &y, 30)?;
                 }
                 clock.end(&updates)?;
