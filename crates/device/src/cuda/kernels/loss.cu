@@ -17,24 +17,11 @@ __device__ inline float greater(float a, float b) {
     return most;
 }
 
-// 2 to the power of x; 0 for what is too small to be normal.
-__device__ inline float power_of_two(float x) {
+// Of what is at most 0.
+__device__ inline float power(float x) {
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
     return y;
-}
-
-#define LOG2_E 1.4426950408889634f
-
-// e to the power of what is at most 0, for a gradient.
-__device__ inline float power(float x) { return power_of_two(x * LOG2_E); }
-
-// The same for sums, with what was lost where the exponent was rounded.
-__device__ inline float exact_power(float x) {
-    x = greater(x, -200.0f); // whose power is 0 already; of minus infinity nothing could be lost
-    float whole = x * LOG2_E, lost = __fmaf_rn(x, 1.9259629911266175e-8f, __fmaf_rn(x, LOG2_E, -whole));
-    float y = power_of_two(whole);
-    return __fmaf_rn(y, lost * 0.6931471805599453f, y);
 }
 
 // Eight neighbours as they lie in memory.
@@ -119,12 +106,12 @@ __device__ inline void count(Tally& t, const Run& v) {
     top = greater(top, greater(greater(pair[0], pair[1]), greater(pair[2], pair[3])));
     if (top == LOWEST) return;
     if (top != t.most) {
-        t.sum *= exact_power(t.most - top);
+        t.sum *= power(t.most - top);
         t.most = top;
     }
     float e[RUN];
 #pragma unroll
-    for (int i = 0; i < RUN; i++) e[i] = exact_power(v.at[i] - top);
+    for (int i = 0; i < RUN; i++) e[i] = power(v.at[i] - top);
     // Neighbours first: eight terms with the error of three.
     t.sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
 }
@@ -139,7 +126,7 @@ __device__ inline Tally together(Tally own) {
     __syncthreads();
     all.most = tops[0];
     for (int i = 1; i < blockDim.x / 32; i++) all.most = greater(all.most, tops[i]);
-    double part = own.sum == 0.0 ? 0.0 : own.sum * exact_power(own.most - all.most);
+    double part = own.sum == 0.0 ? 0.0 : own.sum * power(own.most - all.most);
     for (int step = 16; step > 0; step /= 2) part += __shfl_down_sync(0xFFFFFFFFu, part, step);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = part;
     __syncthreads();
@@ -351,7 +338,7 @@ extern "C" __global__ void vocab_partials(
 
 extern "C" __global__ void vocab_rescale(Mat local, Mat global, Mat sum, Post post) {
     begin(post);
-    EACH(i, sum.rows * sum.cols) put(sum, i, get(sum, i) * expf(get(local, i) - get(global, i)));
+    EACH(i, sum.rows * sum.cols) put(sum, i, (float)(get(sum, i) * exp((double)get(local, i) - get(global, i))));
 }
 
 extern "C" __global__ void vocab_finish(
