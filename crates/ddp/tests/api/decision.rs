@@ -187,6 +187,32 @@ fn one_ranks_nan_skips_the_step_on_all_and_names_the_first_parameter() {
     }
 }
 
+/// Both ranks of a tensor group hold the element; the norm counts the first one's.
+#[test]
+fn a_nan_in_a_copy_that_nobody_counts_skips_the_step_on_all() {
+    let layout = LayoutConfig { tp: 2, dp: Some(1), ..LayoutConfig::default() };
+    let setup = Setup { layout, ..Setup::new(1, vec![constant("w", &[1], 1.0)]) };
+    for (machine, norm) in machines().into_iter().flat_map(|m| [(m.clone(), NormKind::L2), (m, NormKind::Inf)]) {
+        let told = setup.run(&machine, |one| {
+            let mut optimizer = one.optimizer(OptimizerConfig { norm, ..OptimizerConfig::default() })?;
+            let mut told = Vec::new();
+            for bad in [0.0, f32::NAN] {
+                one.microbatch(|one| one.contribute(0, if one.rank == 1 { 3.0 + bad } else { 3.0 }))?;
+                one.ddp.finish_grads()?;
+                optimizer.step(&one.stream, &[0.1])?;
+                let norm = get::<f32>(&one.stream, optimizer.grad_norm())?[0];
+                told.push((get::<i32>(&one.stream, optimizer.skipped())?[0], norm.is_nan(), one.read(0)?));
+            }
+            Ok(told)
+        });
+        for told in told.unwrap() {
+            assert_eq!((told[0].0, told[0].1, told[1].0, told[1].1), (0, false, 1, true));
+            assert_eq!(told[0].2, told[1].2, "the second step changes nothing");
+            assert_ne!(told[0].2, [1.0], "the first one did");
+        }
+    }
+}
+
 #[test]
 fn chained_optimizers_share_norm_and_decision_and_must_agree() {
     // Two chunks of a model, gradients 3 and 4.
