@@ -9,8 +9,9 @@ impl GptPlan {
     /// 6 · N for N elements of matrices that tokens are multiplied with (those of the blocks, and the output table
     /// once, tied or not), and 6 · layers · dim · seq_len for attention: the two products of scores and values cost
     /// 4 · dim · seq_len forward, three times that in all, and half of it is masked away. Not counted: looking up
-    /// embeddings, rows that pad the vocabulary, biases, norms, activations, softmax, the optimizer, and whatever is computed twice
-    /// (recomputed layers; attention's backward pass recomputes probabilities), so the share is of useful work.
+    /// embeddings, rows that pad the vocabulary, biases, norms, activations, softmax, the optimizer, and whatever is
+    /// computed twice (recomputed layers; attention's backward pass recomputes probabilities), so the share is of useful
+    /// work.
     ///
     /// Source: Kaplan et al., "Scaling Laws for Neural Language Models", 2020, section 2.1; Chowdhery et al., "PaLM",
     /// 2022, appendix B, with the causal half left out.

@@ -260,9 +260,8 @@ fn measured_algorithms_are_exact_and_the_same_ones_again() {
 
     let machine = open();
     let told = machine.measure_products(&products).unwrap().unwrap();
-    // Some are one product to the library: a residual is added as old values are.
-    assert_eq!((told.chosen, told.too_large), (products.len(), 0));
-    assert!((1..products.len()).contains(&told.measured), "{} of {} were measured", told.measured, products.len());
+    // A residual is added as old values are, and whoever measures GELU's slope has measured the product alone.
+    assert_eq!((told.chosen, told.measured, told.too_large), (products.len(), products.len() - 2, 0));
     let again = machine.measure_products(&products).unwrap().unwrap();
     assert_eq!((again.chosen, again.measured, again.fingerprint), (told.chosen, 0, told.fingerprint));
     let device = machine.device(3).unwrap();
