@@ -17,7 +17,7 @@ pub use self::{
     cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, PlanArgs, TrainArgs, VerifyArgs, VerifyOn},
     commands::{Outcome, run},
     config::{
-        Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphScope,
+        Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphOrder, GraphScope,
         GtpConfig, Indivisible, LayoutConfig, LogConfig, LossNormalization, Microbatches, ModelConfig, NoEffect,
         NotYet, Number, OptimizerConfig, PrecisionConfig, ProgressKind, Range, Recompute, Report, Rule, Schedule,
         ScheduleKind, Setting, SettingValue, TokenizerKind, TrainConfig, Violation,

@@ -14,7 +14,7 @@ use cudarc::driver::sys;
 use super::{
     CudaEngine, CudaError,
     branches::Branches,
-    card::{Card, RawEvent, RawStream, SideStream, lock},
+    card::{Card, Priority, RawEvent, RawStream, SideStream, lock},
     clique::Lease,
     collective::{CapturedCall, copies_alone},
     event::{CardEvent, Point},
@@ -109,7 +109,7 @@ impl GraphOnCard {
             calls: Vec::new(),
             ends: Vec::with_capacity(graph.nodes.len()),
             branches: Branches::new(card, graph, &settled)?,
-            side: SideStream::new(card)?,
+            sides: [SideStream::with(card, Priority::First)?, SideStream::with(card, Priority::Usual)?],
         };
         settled.iter().enumerate().try_for_each(|(node, steps)| making.add(node, steps))?;
         let Making { mut exec, post, issued, gates, calls, branches, leases, .. } = making;
@@ -187,7 +187,8 @@ struct Making<'a> {
     /// By node of ours: those of the card that are its end.
     ends: Vec<Vec<sys::CUgraphNode>>,
     branches: Branches,
-    side: SideStream,
+    /// For nodes of the main lanes, and for those beside them.
+    sides: [SideStream; 2],
 }
 
 /// What a node launches; nothing if it is no kernel.
@@ -228,8 +229,10 @@ impl Making<'_> {
         behind: Vec<sys::CUgraphNode>,
     ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
         let (graph, workspace) = (self.exec.graph, self.branches.of(node));
+        let aside = self.source.nodes[node].aside;
+        let (side, priority) = (self.sides[usize::from(aside)].raw, if aside { Priority::Usual } else { Priority::First });
         steps.iter().try_fold(behind, |behind, step| {
-            let at = Place { graph, behind: &behind, side: self.side.raw };
+            let at = Place { graph, behind: &behind, side, priority };
             step.add_node(self.card, &at, &self.post, node as u64 + 1, workspace).map(|added| vec![added])
         })
     }
@@ -285,8 +288,9 @@ impl Exec {
     }
 
     fn instantiate(&mut self) -> Result<(), CudaError> {
+        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
         // SAFETY: the graph is whole and lives.
-        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut self.exec, self.graph, 0) };
+        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut self.exec, self.graph, flags.0.into()) };
         self.card.check("cuGraphInstantiate", code)?;
         // Or the first launch would ask for memory, and wait there for every stream that stands still.
         // SAFETY: the executable was just made; the stream is of this card.

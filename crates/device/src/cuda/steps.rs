@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use super::{
     CudaError,
     blaslt::Plan,
-    card::{Card, RawStream},
+    card::{Card, Priority, RawStream},
     cudnn::FusedPlan,
     fault::Post,
     fused::Fused,
@@ -132,8 +132,9 @@ pub(super) struct Place<'a> {
     pub(super) graph: sys::CUgraph,
     /// Nodes of it that come first.
     pub(super) behind: &'a [sys::CUgraphNode],
-    /// Captures what is not known as a node.
+    /// Captures what is not known as a node. Of the same priority.
     pub(super) side: RawStream,
+    pub(super) priority: Priority,
 }
 
 /// What was queued in a stream while it captured.
