@@ -87,8 +87,8 @@ enum Kind {
 fn kind(what: &Draft) -> Kind {
     match what {
         Draft::Op(op) => match op.launch {
-            Launch::Kernel(_) => Kind::Free,
-            Launch::Host(_) => Kind::Wall,
+            Launch::Kernel(_) | Launch::Upload(_) => Kind::Free,
+            Launch::Host(_) | Launch::Download(_) => Kind::Wall,
         },
         Draft::Joint { .. } | Draft::Wait { .. } => Kind::Wall,
         Draft::Record { .. } => Kind::Mark,

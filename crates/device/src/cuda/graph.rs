@@ -207,10 +207,14 @@ impl Making<'_> {
         let end = match &source.kind {
             NodeKind::Op(op) => match &op.launch {
                 Launch::Kernel(_) => self.add_steps(node, steps, behind)?,
-                Launch::Host(_) => {
-                    let call = self.host_call(node as u32)?;
+                launch => {
+                    let is_upload = matches!(launch, Launch::Upload(_));
+                    let call = if is_upload { self.upload(node as u32)? } else { self.host_call(node as u32)? };
                     self.calls.push(call.clone());
-                    call.add_nodes(self.card, self.exec.graph, &behind)?
+                    match is_upload {
+                        true => call.add_upload(self.card, self.exec.graph, &behind)?,
+                        false => call.add_nodes(self.card, self.exec.graph, &behind)?,
+                    }
                 }
             },
             NodeKind::Wait(gate, _) => vec![self.add_gate(*gate, &behind, Way::Wait)?],
@@ -230,7 +234,8 @@ impl Making<'_> {
     ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
         let (graph, workspace) = (self.exec.graph, self.branches.of(node));
         let aside = self.source.nodes[node].aside;
-        let (side, priority) = (self.sides[usize::from(aside)].raw, if aside { Priority::Usual } else { Priority::First });
+        let (side, priority) =
+            (self.sides[usize::from(aside)].raw, if aside { Priority::Usual } else { Priority::First });
         steps.iter().try_fold(behind, |behind, step| {
             let at = Place { graph, behind: &behind, side, priority };
             step.add_node(self.card, &at, &self.post, node as u64 + 1, workspace).map(|added| vec![added])
@@ -262,6 +267,14 @@ impl Making<'_> {
         let node = self.exec.add_gate(behind, way)?;
         self.gates.push(Gate { gate, node, way });
         Ok(node)
+    }
+
+    /// The same values at every launch, so they are made once.
+    fn upload(&self, node: u32) -> Result<Arc<HostCall>, CudaError> {
+        let (device, graph, at) =
+            (self.device.clone(), self.source.clone(), Position { stream: 0, seq: 0, node: Some(node) });
+        let run = move |staged: &_| run_host(&device, graph.op(node), at, staged);
+        HostCall::new(self.card, self.engine.workers(), self.device, &self.source.op(node).accesses, run)
     }
 
     fn host_call(&self, node: u32) -> Result<Arc<HostCall>, CudaError> {

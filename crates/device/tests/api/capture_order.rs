@@ -181,9 +181,7 @@ fn conflict(first: &TraceNode, second: &TraceNode) -> bool {
     };
     let (first, second) = (accesses(first), accesses(second));
     first.iter().any(|a| {
-        second.iter().any(|b| {
-            a.allocation == b.allocation && a.mode.conflicts(b.mode) && a.region.overlaps(&b.region)
-        })
+        second.iter().any(|b| a.allocation == b.allocation && a.mode.conflicts(b.mode) && a.region.overlaps(&b.region))
     })
 }
 
@@ -216,7 +214,8 @@ proptest! {
 }
 
 fn a_loosened_graph_gives_the_bits_of_its_eager_twin(driver: &Driver) {
-    let all = |at: usize| Call { stream: 0, from: at % 4, to: (at * 3 + 1) % 4, at: at % 5..WIDTH - at % 3, joins: false };
+    let all =
+        |at: usize| Call { stream: 0, from: at % 4, to: (at * 3 + 1) % 4, at: at % 5..WIDTH - at % 3, joins: false };
     let calls: Vec<Call> = (0..40).map(all).filter(|call| call.from != call.to).collect();
     let bits = |driver: &Driver, replayed: bool| {
         let (device, a) = open(&driver.machine(), 0, "a");

@@ -1,10 +1,10 @@
 //! Defaults, what must hold between settings, and what this version cannot do.
 
 use super::{
-    Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphOrder, GraphScope,
-    GtpConfig, LayoutConfig, LogConfig, LossNormalization, ModelConfig, NoEffect, NotYet, Number, OptimizerConfig,
-    PrecisionConfig, ProgressKind, Range, Recompute, Rule, ScheduleKind, Setting, TokenizerKind, TrainConfig,
-    Violation,
+    Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphOrder,
+    GraphScope, GtpConfig, LayoutConfig, LogConfig, LossNormalization, ModelConfig, NoEffect, NotYet, Number,
+    OptimizerConfig, PrecisionConfig, ProgressKind, Range, Recompute, Rule, ScheduleKind, Setting, TokenizerKind,
+    TrainConfig, Violation,
     layout::violations,
     nearest::{divisors, nearest_divisors, nearest_multiples},
     reader::{Need, Reader, Section},
