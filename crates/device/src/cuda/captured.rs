@@ -55,13 +55,15 @@ impl Captured {
             let (before, behind) = (neighbours(card, node, Side::Before)?, neighbours(card, node, Side::Behind)?);
             let at = Place { graph: self.0, behind: &before, ..*at };
             let set = launch::add_node(card, &at, &call, post, operation, None)?;
-            let from = vec![set; behind.len()];
-            // SAFETY: both lists hold nodes of this graph, as many each; edges have no data.
-            let code = unsafe {
-                let (from, to) = (from.as_ptr(), behind.as_ptr());
-                sys::cuGraphAddDependencies_v2(self.0, from, to, ptr::null(), behind.len())
-            };
-            card.check("cuGraphAddDependencies", code)?;
+            if !behind.is_empty() {
+                let from = vec![set; behind.len()];
+                // SAFETY: both lists hold nodes of this graph, as many each; edges have no data.
+                let code = unsafe {
+                    let (from, to) = (from.as_ptr(), behind.as_ptr());
+                    sys::cuGraphAddDependencies_v2(self.0, from, to, ptr::null(), behind.len())
+                };
+                card.check("cuGraphAddDependencies", code)?;
+            }
             // SAFETY: a node of this graph, named nowhere else; its edges go with it.
             card.check("cuGraphDestroyNode", unsafe { sys::cuGraphDestroyNode(node) })?;
         }
@@ -116,21 +118,24 @@ enum Side {
 }
 
 fn neighbours(card: &Card, node: sys::CUgraphNode, side: Side) -> Result<Nodes, CudaError> {
-    let ask = |nodes: *mut sys::CUgraphNode, count: &mut usize| {
-        // SAFETY: a node of a live graph; writes at most `count` nodes, or with no room their number. Edges around a
-        // memory set have no data.
+    let ask = |nodes: *mut sys::CUgraphNode, edges: *mut sys::CUgraphEdgeData, count: &mut usize| {
+        // SAFETY: a node of a live graph; writes at most `count` nodes and edges, or with no room their number.
         let code = unsafe {
             match side {
-                Side::Before => sys::cuGraphNodeGetDependencies_v2(node, nodes, ptr::null_mut(), count),
-                Side::Behind => sys::cuGraphNodeGetDependentNodes_v2(node, nodes, ptr::null_mut(), count),
+                Side::Before => sys::cuGraphNodeGetDependencies_v2(node, nodes, edges, count),
+                Side::Behind => sys::cuGraphNodeGetDependentNodes_v2(node, nodes, edges, count),
             }
         };
         card.check("cuGraphNodeGetDependencies", code)
     };
     let mut count = 0;
-    ask(ptr::null_mut(), &mut count)?;
-    let mut nodes = vec![ptr::null_mut(); count];
-    ask(nodes.as_mut_ptr(), &mut count)?;
+    ask(ptr::null_mut(), ptr::null_mut(), &mut count)?;
+    let plain = sys::CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] };
+    let (mut nodes, mut edges) = (vec![ptr::null_mut(); count], vec![plain; count]);
+    if count > 0 {
+        // What edges say is dropped: behind a memory set they say nothing, because it cannot tell more than its end.
+        ask(nodes.as_mut_ptr(), edges.as_mut_ptr(), &mut count)?;
+    }
     Ok(nodes)
 }
 
