@@ -26,6 +26,9 @@ mod running_batches;
 #[path = "api/running_cards.rs"]
 mod running_cards;
 #[cfg(feature = "gpu-tests")]
+#[path = "api/running_cards_branches.rs"]
+mod running_cards_branches;
+#[cfg(feature = "gpu-tests")]
 #[path = "api/running_cards_support.rs"]
 mod running_cards_support;
 #[cfg(feature = "gpu-tests")]

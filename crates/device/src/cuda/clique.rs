@@ -25,6 +25,7 @@ use super::{
     memory::DeviceMemory,
     nccl::{self, Comm, Ends, Id, Part, Type},
     prepare::check_collectives,
+    uses::LastUse,
 };
 use crate::{DType, Fresh, Reduce};
 
@@ -78,6 +79,7 @@ pub(super) struct Seat {
     pub(super) word: DeviceMemory,
     /// For kernels before and behind its calls.
     pub(super) post: Post,
+    pub(super) last: LastUse,
 }
 
 /// A clique for as long as its group is open.
@@ -208,7 +210,14 @@ impl Clique {
             card.bind()?;
             let no_room = || CudaError::Unable { card: card.ordinal, what: "give four bytes to a communicator" };
             let word = DeviceMemory::new(card, comms.len() * 4, Fresh::Zeroed)?.ok_or_else(no_room)?;
-            Ok(Seat { card: card.clone(), comm, stream: card.new_stream()?, word, post: Post::new(card)? })
+            Ok(Seat {
+                card: card.clone(),
+                comm,
+                stream: card.new_stream()?,
+                word,
+                post: Post::new(card)?,
+                last: LastUse::default(),
+            })
         };
         let seats = cards.iter().zip(comms.iter().copied()).map(seat).collect::<Result<Vec<_>, CudaError>>()?;
         let clique = Clique { seats, ctas };

@@ -17,7 +17,11 @@ impl Clique {
     /// Queues one call of every member, each on its stream.
     pub(super) fn call_all(&self, _turn: &Turn<'_>, calls: &[(&JointBody, RawStream)]) -> Result<(), CudaError> {
         let seat = |body: &JointBody| &self.seats[body.member];
-        calls.iter().try_for_each(|(body, stream)| seat(body).order(body, *stream, Way::To))?;
+        calls.iter().try_for_each(|(body, stream)| {
+            seat(body).card.bind()?;
+            seat(body).wait_for_last_use(*stream)?;
+            seat(body).order(body, *stream, Way::To)
+        })?;
         nccl::group(|| calls.iter().try_for_each(|(body, stream)| seat(body).queue(body, *stream)))?;
         calls.iter().try_for_each(|(body, stream)| seat(body).order(body, *stream, Way::From))
     }

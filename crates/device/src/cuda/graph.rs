@@ -41,7 +41,13 @@ pub(crate) struct GraphOnCard {
     /// What its nodes work in.
     _workspaces: Vec<Workspace>,
     /// By group; none for groups of one.
-    leases: Vec<Option<Arc<Lease>>>,
+    communicators: Vec<Option<End>>,
+}
+
+/// Its rank's end of a communicator.
+struct End {
+    lease: Arc<Lease>,
+    member: usize,
 }
 
 /// An external wait or record.
@@ -91,14 +97,15 @@ impl GraphOnCard {
         graph: &Arc<GraphInner>,
     ) -> Result<GraphOnCard, CudaError> {
         let settled = graph.nodes.iter().map(|node| settle(card, node)).collect::<Result<Vec<_>, _>>()?;
-        let lease = |calls: &Vec<u32>| {
-            let meeting = &graph.joint(calls[0]).body.meeting;
-            if meeting.members.len() > 1 { engine.lease(meeting).map(Some) } else { Ok(None) }
+        let own_end = |calls: &Vec<u32>| {
+            let body = &graph.joint(calls[0]).body;
+            let lease = (body.meeting.members.len() > 1).then(|| engine.lease(&body.meeting)).transpose()?;
+            Ok(lease.map(|lease| End { lease, member: body.member }))
         };
         let mut making = Making {
             card,
             engine,
-            leases: graph.groups.iter().map(lease).collect::<Result<_, _>>()?,
+            communicators: graph.groups.iter().map(own_end).collect::<Result<_, CudaError>>()?,
             before: vec![Vec::new(); graph.groups.len()],
             device,
             source: graph,
@@ -112,9 +119,9 @@ impl GraphOnCard {
             sides: [SideStream::with(card, Priority::First)?, SideStream::with(card, Priority::Usual)?],
         };
         settled.iter().enumerate().try_for_each(|(node, steps)| making.add(node, steps))?;
-        let Making { mut exec, post, issued, gates, calls, branches, leases, .. } = making;
+        let Making { mut exec, post, issued, gates, calls, branches, communicators, .. } = making;
         exec.instantiate()?;
-        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls, _workspaces: branches.workspaces, leases })
+        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls, _workspaces: branches.workspaces, communicators })
     }
 
     pub(super) fn post(&self) -> &Post {
@@ -123,7 +130,7 @@ impl GraphOnCard {
 
     /// Queues `launch` and puts its marks on the card. Launches of an executable come here one after the other: those of
     /// one stream in its order, and one of another stream waits for the end of the one before. So gates are set for
-    /// this launch and no other.
+    /// this launch and no other. With collectives in it, whoever launches has the turn.
     pub(super) fn launch(&self, stream: RawStream, launch: &LaunchBody) -> Result<(), CudaError> {
         let card = &self.exec.card;
         let mut records = Vec::new();
@@ -142,12 +149,16 @@ impl GraphOnCard {
                 }
             }
         }
+        let seats = self.communicators.iter().flatten().map(|end| Ok(&end.lease.clique()?.seats[end.member]));
+        let seats = seats.collect::<Result<Vec<_>, CudaError>>()?;
+        seats.iter().try_for_each(|seat| seat.wait_for_last_use(stream))?;
         lock(&self.issued).launches.push_back((launch.stream, launch.seq));
         self.exec.launch(stream)?;
         for (mark, event) in records {
             mark.put_on_card(Point::Event(event));
         }
         launch.end.put_on_card(Point::Event(CardEvent::record(card, stream)?));
+        seats.iter().for_each(|seat| seat.used(stream, &launch.end));
         Ok(())
     }
 
@@ -162,7 +173,7 @@ impl GraphOnCard {
 
     /// Stops all that waits in its groups.
     pub(super) fn give_up_collectives(&self) {
-        self.leases.iter().flatten().for_each(|lease| lease.give_up());
+        self.communicators.iter().flatten().for_each(|end| end.lease.give_up());
     }
 }
 
@@ -174,7 +185,7 @@ pub(super) fn lose(launch: &LaunchBody) {
 struct Making<'a> {
     card: &'a Arc<Card>,
     engine: &'a CudaEngine,
-    leases: Vec<Option<Arc<Lease>>>,
+    communicators: Vec<Option<End>>,
     /// By group: the end of its last call. A communicator does one thing at a time, in the order of capture.
     before: Vec<Vec<sys::CUgraphNode>>,
     device: &'a Arc<DeviceInner>,
@@ -248,7 +259,7 @@ impl Making<'_> {
         mut behind: Vec<sys::CUgraphNode>,
     ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
         let (graph, group) = (self.exec.graph, joint.group as usize);
-        let Some(lease) = &self.leases[group] else {
+        let Some(end) = &self.communicators[group] else {
             let copies = copies_alone(&joint.body).into_iter();
             let nodes = copies.map(|copy| copy.add_node(self.card, graph, &behind)).collect::<Result<Vec<_>, _>>()?;
             return if nodes.is_empty() { Ok(vec![self.exec.add_empty(&behind)?]) } else { Ok(nodes) };
@@ -257,10 +268,10 @@ impl Making<'_> {
         let before: Vec<_> = self.before[group].iter().filter(|node| !behind.contains(node)).copied().collect();
         behind.extend(before);
         let turn = self.engine.turn();
-        let captured = lease.clique()?.capture(&turn, &joint.body)?;
-        let end = vec![self.exec.add_child(&behind, &captured)?];
-        self.before[group].clone_from(&end);
-        Ok(end)
+        let captured = end.lease.clique()?.capture(&turn, &joint.body)?;
+        let added = vec![self.exec.add_child(&behind, &captured)?];
+        self.before[group].clone_from(&added);
+        Ok(added)
     }
 
     fn add_gate(&mut self, gate: u32, behind: &[sys::CUgraphNode], way: Way) -> Result<sys::CUgraphNode, CudaError> {

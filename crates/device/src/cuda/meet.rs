@@ -199,11 +199,15 @@ impl CudaEngine {
             self.mark(&arrival.stream);
         }
         let queued = self.queue_call(arrivals);
-        for arrival in arrivals {
+        for (i, arrival) in arrivals.iter().enumerate() {
+            let on = stream_on_card(&arrival.stream);
             if let JointRef::Call(call) = &arrival.joint {
-                stream_on_card(&arrival.stream).keep(Item::Joint(call.clone()), None);
+                on.keep(Item::Joint(call.clone()), None);
             }
-            self.mark(&arrival.stream);
+            match queued.as_ref().ok().and_then(|marks| marks.get(i)) {
+                Some(mark) => drop(on.keep(Item::Record(mark.clone()), None)),
+                None => self.mark(&arrival.stream),
+            }
         }
         tell_failures(arrivals);
         if let Err(source) = queued {
@@ -217,18 +221,28 @@ impl CudaEngine {
         }
     }
 
-    fn queue_call(&self, arrivals: &[Arrival]) -> Result<(), CudaError> {
+    /// The marks behind it, by arrival; none yet for a group of one.
+    fn queue_call(&self, arrivals: &[Arrival]) -> Result<Vec<Arc<Mark>>, CudaError> {
         let body = arrivals[0].joint.body();
         if let [alone] = arrivals {
             let on = stream_on_card(&alone.stream);
             on.card.bind()?;
-            return copies_alone(body).into_iter().try_for_each(|copy| copy.queue(&on.card, on.raw));
+            copies_alone(body).into_iter().try_for_each(|copy| copy.queue(&on.card, on.raw))?;
+            return Ok(Vec::new());
         }
         let lease = self.lease(&body.meeting)?;
         let turn = self.turn();
         let calls: Vec<_> =
             arrivals.iter().map(|arrival| (arrival.joint.body(), stream_on_card(&arrival.stream).raw)).collect();
-        lease.clique()?.call_all(&turn, &calls)
+        let clique = lease.clique()?;
+        clique.call_all(&turn, &calls)?;
+        let marks = arrivals.iter().map(|arrival| {
+            let (on, mark) = (stream_on_card(&arrival.stream), Arc::new(Mark::new()));
+            on.card.bind().and_then(|()| record(on, &mark))?;
+            clique.seats[arrival.joint.body().member].used(on.raw, &mark);
+            Ok(mark)
+        });
+        marks.collect()
     }
 
     /// A point that tells how far the stream is.

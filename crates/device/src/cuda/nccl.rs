@@ -116,7 +116,8 @@ fn config(ctas: Option<u32>) -> sys::ncclConfig_t {
         nvlsCTAs: UNDEFINED,
         nChannelsPerNetPeer: UNDEFINED,
         nvlinkCentricSched: UNDEFINED,
-        graphUsageMode: UNDEFINED,
+        // Its uses are ordered by us (`uses`). A library that does not know the setting orders them once more.
+        graphUsageMode: 1,
         numRmaCtx: UNDEFINED,
         maxP2pPeers: UNDEFINED,
     }

@@ -216,12 +216,17 @@ impl StreamOnCard {
     }
 
     pub(super) fn wait_for(&self, mark: &Mark) -> Result<(), CudaError> {
-        let Some(event) = mark.on_card().raw() else { return Ok(()) };
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
-        // SAFETY: both are of this card and live; the context is current. The wait binds to the record now, so that the
-        // event may be used again as soon as this returns.
-        self.card.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw.0, event.0, flags) })
+        wait_for(&self.card, self.raw, mark)
     }
+}
+
+/// Lets `stream`, of `card`, wait for `mark`, of the same. The context is current.
+pub(super) fn wait_for(card: &Card, stream: RawStream, mark: &Mark) -> Result<(), CudaError> {
+    let Some(event) = mark.on_card().raw() else { return Ok(()) };
+    let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
+    // SAFETY: both are of this card and live; the context is current. The wait binds to the record now, so that the
+    // event may be used again as soon as this returns.
+    card.check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.0, event.0, flags) })
 }
 
 pub(super) fn on_card(launch: &LaunchBody) -> &GraphOnCard {
