@@ -14,6 +14,7 @@ use super::{
     CudaError,
     card::{RawStream, lock},
     choices::{Algorithm, Choice},
+    numerics,
     product::{Adds, Beta, Follow, Product, ProductShape},
     workspace::Workspace,
 };
@@ -97,13 +98,14 @@ impl BlasLt {
             return Ok(Vec::new());
         }
         check("cublasLtMatmulAlgoGetHeuristic", code)?;
-        let usable = found.into_iter().take(count as usize).filter(is_usable);
-        let plan = |found: sys::cublasLtMatmulHeuristicResult_t| Plan {
-            layouts: layouts.clone(),
-            algorithm: found.algo,
-            workspace: found.workspaceSize,
-        };
-        Ok(usable.map(plan).collect())
+        let mut plans = Vec::new();
+        for found in found.into_iter().take(count as usize).filter(is_usable) {
+            if numerics::is_allowed(shape, &found.algo)? {
+                let (algorithm, workspace) = (found.algo, found.workspaceSize);
+                plans.push(Plan { layouts: layouts.clone(), algorithm, workspace });
+            }
+        }
+        Ok(plans)
     }
 
     /// The plan for a choice of an earlier run; none if this library or card does not take it.
@@ -125,6 +127,7 @@ impl BlasLt {
             )
         };
         let fits = code == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= algorithm.workspace;
+        let fits = fits && numerics::is_allowed(shape, &algo)?;
         Ok(fits.then_some(Plan { layouts, algorithm: algo, workspace: algorithm.workspace }))
     }
 
@@ -349,6 +352,7 @@ impl Preference {
         // Parts of a sum, if it is cut, are added in f32 and in order: results do not depend on who comes first.
         let reduction = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         own.set(Set::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction as u32)?;
+        own.set(Set::CUBLASLT_MATMUL_PREF_IMPL_MASK, numerics::allowed(shape))?;
         own.set(Set::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape.b.align)?;
         own.set(Set::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape.a.align)?;
         own.set(Set::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape.c.align)?;
@@ -372,7 +376,7 @@ impl Drop for Preference {
     }
 }
 
-fn check(call: &'static str, code: sys::cublasStatus_t) -> Result<(), CudaError> {
+pub(super) fn check(call: &'static str, code: sys::cublasStatus_t) -> Result<(), CudaError> {
     if code == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
         return Ok(());
     }

@@ -35,6 +35,7 @@ mod measure; // algorithms for products, by their times
 mod meet; // members of joint operations find each other
 mod memory; // of the card, and pinned
 mod nccl; // calls of the library
+mod numerics; // algorithms that compute in f32 what is f32
 mod product; // products as the library takes them
 mod requests; // what a kernel request becomes
 mod steps; // what is launched for a request, with what it works in

@@ -216,6 +216,48 @@ fn a_graph_of_products_gives_the_bits_of_its_eager_twin() {
     assert_eq!(eager, run(true), "eager and replayed");
 }
 
+/// Rows and columns of products with one.
+const PLAIN: [[usize; 2]; 4] = [[64, 64], [257, 96], [128, 256], [512, 1024]];
+
+/// f32 values of 24 significant bits, the last of which is set.
+fn odd(n: usize) -> Vec<f32> {
+    (0..n as u32).map(|at| f32::from_bits(0x3f80_0001 + at.wrapping_mul(7919) % (1 << 22) * 2)).collect()
+}
+
+fn times_one(b: &Bench) -> Vec<Tensor> {
+    let product = |[m, n]: [usize; 2]| {
+        let mut one = vec![0f32; n * n];
+        (0..n).for_each(|at| one[at * n + at] = 1.0);
+        let (a, one) =
+            (b.input(&[m, n], DType::F32, Lie::Whole, &odd(m * n)), b.input(&[n, n], DType::F32, Lie::Whole, &one));
+        let c = b.output(&[m, n], DType::F32, Lie::Whole);
+        let finish = Finish::Into(Accumulate::Overwrite);
+        b.run(Gemm { a: &a.view, b: &one.view, c: &c.view, trans: Trans::Nt, finish }.op("test"));
+        c
+    };
+    PLAIN.map(product).into()
+}
+
+/// Factors times one, and zeros: whatever the order, no sum rounds, so each bit that is missing was taken from a factor.
+#[test]
+fn f32_factors_keep_all_their_bits_by_first_and_by_measured_algorithms() {
+    let _turn = card_turn();
+    for measured in [false, true] {
+        let machine = cuda().machine();
+        if measured {
+            let dry = Machine::dry();
+            drop(times_one(&Bench { side: Side::Card, ..Bench::new(&dry) }));
+            machine.measure_products(&dry.products()).unwrap();
+        }
+        let b = Bench::new(&machine);
+        for ([m, n], c) in PLAIN.into_iter().zip(times_one(&b)) {
+            let want: Vec<u32> = odd(m * n).into_iter().map(f32::to_bits).collect();
+            let lost = b.bits(&c).iter().zip(&want).filter(|(got, want)| got != want).count();
+            assert_eq!(lost, 0, "elements of {m} x {n} that lost bits, measured: {measured}");
+        }
+    }
+}
+
 /// Every finish, in sizes for which the library has many algorithms.
 fn measured_cases() -> Vec<Case> {
     let case = |after, types| Case { sizes: [256, 384, 512], trans: Trans::Nt, after, lie: Lie::Whole, types };
