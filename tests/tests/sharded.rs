@@ -1,6 +1,7 @@
 //! Training over tensor groups, weight shards and replicas together: the contract between whoever gathers weights,
 //! whoever publishes them and whoever replays graphs, with the real parts.
 
+mod cards; //    layouts for a card, and for hosts
 mod captured; // a worker's passes as graphs
 mod contents; // what graphs hold and ask for
 mod mutation; // what the verifier notices

@@ -16,7 +16,9 @@ fn replays_give_the_bits_of_eager_training_at_every_scope_and_in_both_modes() {
             for seed in 0..25 {
                 assert_eq!(program.run(&sim(seed), &nothing).unwrap(), want, "{scope}, {mode}, seed {seed}");
             }
-            assert_eq!(program.run(&cpu(), &nothing).unwrap(), want, "{scope}, {mode} on cpu");
+            for machine in [cpu()].into_iter().chain(cards()) {
+                assert_eq!(program.run(&machine, &nothing).unwrap(), want, "{scope}, {mode} on {}", machine.driver());
+            }
         }
     }
 }

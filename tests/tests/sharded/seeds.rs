@@ -20,7 +20,7 @@ use super::{
 };
 
 /// What every rank has behind steps and evaluations; `change` happens between the two halves of them.
-fn train(
+pub(crate) fn train(
     program: &Program,
     machine: &Machine,
     change: impl Fn(&mut Worker) -> Result<(), Caught> + Sync,
@@ -37,7 +37,7 @@ fn train(
     })
 }
 
-fn nothing(_: &mut Worker) -> Result<(), Caught> {
+pub(crate) fn nothing(_: &mut Worker) -> Result<(), Caught> {
     Ok(())
 }
 
