@@ -35,8 +35,6 @@ const SPARE: u32 = 8;
 const CLOSING: Duration = Duration::from_secs(20);
 /// How long making one and its first calls may take.
 const MAKING: Duration = Duration::from_secs(60);
-/// How long giving one up waits for whoever calls NCCL.
-const CALLING: Duration = Duration::from_secs(2);
 
 /// All communicators of a machine.
 pub(crate) struct Cliques {
@@ -49,6 +47,8 @@ pub(crate) struct Cliques {
     state: Mutex<State>,
     /// Communicators that are being made.
     making: AtomicUsize,
+    /// Some were given up, with what their members had called still on the cards.
+    stands: AtomicBool,
 }
 
 #[derive(Default)]
@@ -98,6 +98,7 @@ impl Cliques {
             turn: Mutex::default(),
             state: Mutex::default(),
             making: AtomicUsize::new(0),
+            stands: AtomicBool::new(false),
         })
     }
 
@@ -123,6 +124,11 @@ impl Cliques {
     /// Some thread makes communicators: that takes longer than hosts look for progress.
     pub(super) fn makes_some(&self) -> bool {
         self.making.load(Ordering::Relaxed) > 0
+    }
+
+    /// Some were given up: what is on the cards may not end.
+    pub(super) fn some_stand(&self) -> bool {
+        self.stands.load(Ordering::Acquire)
     }
 
     /// Communicators for a group of `members`.
@@ -287,35 +293,11 @@ impl Lease {
         Ok(self.clique.as_ref().expect("BUG: a lease without a clique"))
     }
 
-    /// Stops all that waits in it, on threads of their own: NCCL returns when the stream of the member has passed. The
-    /// communicators are left to the process. Calls in graphs are only stopped if they run right then; else they end
-    /// when the last member comes.
+    /// Refuses later calls. Those that were made stay on the card and end when the last member comes: NCCL could stop them,
+    /// but frees then what a late member writes into, which breaks the card for the process.
     pub(super) fn give_up(&self) {
-        // Whoever has the turn may call it; but that one may wait for what only this ends.
-        let begin = Instant::now();
-        let turn = loop {
-            match self.cliques.turn.try_lock() {
-                Ok(turn) => break Some(turn),
-                Err(_) if begin.elapsed() > CALLING => break None,
-                Err(_) => thread::sleep(Duration::from_millis(1)),
-            }
-        };
-        let before = self.given_up.swap(true, Ordering::AcqRel);
-        drop(turn);
-        if before {
-            return;
-        }
-        let seats = &self.clique.as_ref().expect("BUG: a lease without a clique").seats;
-        for (card, comm) in seats.iter().map(|seat| (seat.card.clone(), seat.comm)) {
-            let revoke = move || {
-                if let Err(error) = card.bind().and_then(|()| comm.revoke()) {
-                    tracing::error!(%error, "cuda.revoke_communicator");
-                }
-            };
-            if let Err(error) = thread::Builder::new().name("cuda-revoke".to_owned()).spawn(revoke) {
-                tracing::error!(%error, "cuda.revoke_communicator");
-            }
-        }
+        self.given_up.store(true, Ordering::Release);
+        self.cliques.stands.store(true, Ordering::Release);
     }
 }
 

@@ -39,6 +39,8 @@ use crate::{
 const LOOK: Duration = Duration::from_micros(100);
 /// Then it sleeps between looks.
 const PAUSE: Duration = Duration::from_micros(50);
+/// How long a stream's end is waited for when a collective stands still.
+const STANDING: Duration = Duration::from_secs(2);
 /// How often a waiting host asks whether collectives have failed.
 const ASK: Duration = Duration::from_millis(20);
 
@@ -365,7 +367,9 @@ impl CudaEngine {
         self.take_back(stream);
         let end = Arc::new(Mark::new());
         drop(self.push(stream, Item::Record(end.clone())));
-        let (limit, begin) = (stream.device.machine.options.timeout, Instant::now());
+        let (timeout, begin) = (stream.device.machine.options.timeout, Instant::now());
+        // Whoever gave a communicator up has waited for as long already.
+        let limit = if self.cliques.some_stand() { timeout.min(STANDING) } else { timeout };
         while on.has_operations() && on.card.lost().is_none() && begin.elapsed() < limit {
             let mut passed = Passed::default();
             on.take_passed(&mut passed);

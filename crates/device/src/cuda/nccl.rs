@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{DType, Reduce};
 
-/// The first that stops calls without freeing what they use.
+/// Older ones are refused: nothing here was tried with them.
 pub(super) const OLDEST: i32 = 2_29_00;
 /// The first that lets several members of a communicator use one card.
 pub(super) const OLDEST_SHARING: i32 = 2_30_00;
@@ -137,13 +137,6 @@ impl Comm {
     pub(super) fn close(self) -> Result<(), CudaError> {
         // SAFETY: the last use of the handle; nothing of it is under way (`Clique`).
         check("ncclCommDestroy", None, unsafe { sys::ncclCommDestroy(self.0) })
-    }
-
-    /// Stops all calls of it on the card, and refuses later ones. Returns when the streams of those that were made have
-    /// passed them. Frees nothing: a peer whose stream is late still writes there.
-    pub(super) fn revoke(self) -> Result<(), CudaError> {
-        // SAFETY: a communicator that is never freed after this; nobody else calls it any more (`Lease`).
-        check("ncclCommRevoke", Some(self), unsafe { sys::ncclCommRevoke(self.0, 0) })
     }
 
     /// # Safety

@@ -28,7 +28,7 @@ use crate::{
 pub(crate) struct StreamOnCard {
     pub(super) card: Arc<Card>,
     pub(super) raw: RawStream,
-    pub(super) post: Post,
+    pub(super) post: Arc<Post>,
     /// What was submitted and is not on the card.
     pub(super) line: Line,
     flight: Mutex<Flight>,
@@ -83,7 +83,7 @@ impl Sent {
 impl StreamOnCard {
     /// The context is current.
     pub(super) fn new(card: &Arc<Card>) -> Result<StreamOnCard, CudaError> {
-        let (post, flight) = (Post::new(card)?, Mutex::default());
+        let (post, flight) = (Arc::new(Post::new(card)?), Mutex::default());
         let (line, workspaces) = (Line::default(), Mutex::default());
         Ok(StreamOnCard { card: card.clone(), raw: card.new_stream()?, post, line, flight, workspaces })
     }
@@ -247,7 +247,7 @@ impl Drop for StreamOnCard {
             // would touch is given away.
             tracing::error!(items = sent.len(), "cuda.abandon_stream");
             let workspaces = std::mem::take(&mut *lock(&self.workspaces));
-            std::mem::forget((sent, workspaces));
+            std::mem::forget((sent, workspaces, self.post.clone()));
             return;
         }
         if self.card.bind().is_ok() {

@@ -56,7 +56,7 @@ impl CudaEngine {
         peers.map(|(stream, joint, _)| Arrival { stream, joint }).collect()
     }
 
-    /// A host of `device` has waited long enough: nothing that it may wait for is waited for on the card any more.
+    /// A host of `device` has waited long enough: the groups that it may wait for are called no more.
     pub(crate) fn stop_collectives(&self, device: &DeviceInner) {
         self.tell_launches(device);
         for (stream, joint, _) in self.on_their_way() {
