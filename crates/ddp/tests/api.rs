@@ -28,6 +28,8 @@ mod plan;
 mod publication;
 #[path = "api/reduction.rs"]
 mod reduction;
+#[path = "api/reordered.rs"]
+mod reordered;
 #[path = "api/scaling.rs"]
 mod scaling;
 #[path = "api/support.rs"]

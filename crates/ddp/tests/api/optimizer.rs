@@ -9,7 +9,8 @@ use pgroups::{LayoutConfig, ParamClass};
 
 use crate::{
     adam::reference,
-    support::{Caught, One, Setup, bits, constant, declared, get, machines, ours, sim, wide},
+    reordered::beyond_reordering,
+    support::{Caught, One, Setup, bits, cards, constant, declared, get, hosts, machines, ours, sim, wide},
 };
 
 pub(crate) const SIZES: [usize; 4] = [200, 70, 301, 33];
@@ -44,23 +45,49 @@ fn train(one: &mut One, config: OptimizerConfig, steps: usize, samples: usize) -
         }
         backward(&one.ddp, own - 1)?;
         one.ddp.finish_grads()?;
-        optimizer.step(&side, &[0.01])?;
+        optimizer.step(&side, &[RATE])?;
         (0..params.len()).try_for_each(|i| one.read(i).map(drop))?;
     }
     (0..params.len()).map(|i| one.read(i)).collect()
 }
 
-/// The values on every rank, which all agree to the bit.
+pub(crate) const STEPS: usize = 10;
+pub(crate) const RATE: f32 = 0.01;
+
+/// The values on every rank of hosts, which all agree to the bit. So do the ranks of a card; with more than two replicas it
+/// sums in an order of its own, and is as far from hosts as that allows.
 fn trained(setup: &Setup, config: &OptimizerConfig, samples: usize) -> Vec<Vec<f32>> {
-    let mut results = Vec::new();
-    for machine in machines() {
-        let all = setup.run(&machine, |one| train(one, config.clone(), 10, samples)).unwrap();
-        results.extend(all);
-    }
+    let run = |machine| setup.run(&machine, |one| train(one, config.clone(), STEPS, samples)).unwrap();
+    let mut results: Vec<_> = hosts().into_iter().flat_map(run).collect();
     let as_bits = |values: &Vec<Vec<f32>>| values.iter().map(|v| bits(v)).collect::<Vec<_>>();
     let first = as_bits(&results[0]);
     assert!(results.iter().all(|values| as_bits(values) == first), "ranks, drivers and orders agree to the bit");
-    results.remove(0)
+    let host = results.remove(0);
+    for card in cards() {
+        let ranks = run(card);
+        let own = as_bits(&ranks[0]);
+        assert!(ranks.iter().all(|values| as_bits(values) == own), "ranks of a card agree to the bit");
+        if setup.replica_count() <= 2 {
+            assert!(own == first, "a sum of two has no order");
+        } else {
+            assert_eq!(beyond_reordering(&ranks[0].concat(), &host.concat(), setup, config, samples), None);
+        }
+    }
+    host
+}
+
+/// The bound of reordered sums is one: it holds for another number of replicas, and not for another rate.
+#[test]
+fn steps_of_other_sums_over_the_replicas_are_as_far_apart_as_their_roundings_allow() {
+    let setup = Setup::new(4, declared(&SIZES));
+    let [four, two] = [4, 2].map(|dp| trained(&Setup::new(dp, declared(&SIZES)), &no_clip(), 12).concat());
+    // Means over the samples of a rank round as well: three additions and divisions, no more than twice as many again.
+    let many = Setup::new(12, declared(&SIZES));
+    assert_eq!(beyond_reordering(&two, &four, &many, &no_clip(), 12), None);
+    let mut moved = four.clone();
+    moved[3] += 1e-4;
+    let noticed = beyond_reordering(&moved, &four, &setup, &no_clip(), 12);
+    assert!(noticed.is_some_and(|miss| miss.starts_with("element 3:")), "1e-4 is within the bound");
 }
 
 pub(crate) fn no_clip() -> OptimizerConfig {
