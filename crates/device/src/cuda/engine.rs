@@ -136,6 +136,9 @@ impl CudaEngine {
 
     pub(crate) fn instantiate(&self, device: &Arc<DeviceInner>, graph: &Arc<GraphInner>) -> Result<GraphOnCard, Error> {
         let card = self.card(device.rank);
+        // What ran once eagerly to be captured will not run so again, and the graph can work where that did.
+        self.look(device);
+        self.give_up_workspaces(device);
         let made = card.bind().and_then(|()| GraphOnCard::new(card, self, device, graph));
         made.map_err(|source| {
             if source.is_fatal() {

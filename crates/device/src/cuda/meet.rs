@@ -23,6 +23,7 @@ use super::{
 use crate::{
     Departure,
     cpu::disagree,
+    device::DeviceInner,
     graph::NodeKind,
     joint::{Arrival, JointCall, JointRef},
     launch::LaunchBody,
@@ -39,6 +40,17 @@ impl CudaEngine {
         let mut todo = Todo::new();
         self.run_items(stream, Some(first), &mut todo);
         self.run_all(todo);
+    }
+
+    /// Streams of `device` that have nothing on its way give up what they worked in.
+    pub(super) fn give_up_workspaces(&self, device: &Arc<DeviceInner>) {
+        for stream in self.open_streams().iter().filter(|stream| Arc::ptr_eq(&stream.device, device)) {
+            let on = stream_on_card(stream);
+            if on.line.take() {
+                on.give_up_workspaces();
+                self.run_all(Todo::from([stream.clone()]));
+            }
+        }
     }
 
     fn run_all(&self, mut todo: Todo) {

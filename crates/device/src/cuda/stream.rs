@@ -9,7 +9,6 @@ use cudarc::driver::sys;
 
 use super::{
     CudaError,
-    blaslt::WORKSPACE,
     card::{Card, RawStream, lock},
     fault::{Post, Refused},
     graph::GraphOnCard,
@@ -65,6 +64,9 @@ pub(super) struct Passed {
 /// Operations without a mark among them, at most; then one is made, so that what they hold can go.
 const LOOSE: usize = 64;
 
+/// Bytes of a workspace that is made, at least.
+const SMALLEST: usize = 1 << 20;
+
 impl Sent {
     fn is_operation(&self) -> bool {
         matches!(self.item, Item::Op(_) | Item::Joint(_) | Item::Launch(_))
@@ -104,9 +106,17 @@ impl StreamOnCard {
         if let Some(last) = workspaces.last().filter(|last| last.bytes() >= bytes) {
             return Ok(last.clone());
         }
-        let made = Arc::new(Workspace::new(&self.card, bytes.max(WORKSPACE).next_power_of_two())?);
+        let made = Arc::new(Workspace::new(&self.card, bytes.max(SMALLEST).next_power_of_two())?);
         workspaces.push(made.clone());
         Ok(made)
+    }
+
+    /// Gives up what its kernels worked in, if none is on its way. The caller has the line, so none gets there meanwhile.
+    pub(super) fn give_up_workspaces(&self) {
+        let flight = lock(&self.flight);
+        let idle = !flight.sent.iter().any(Sent::is_operation);
+        let workspaces = if idle { std::mem::take(&mut *lock(&self.workspaces)) } else { Vec::new() };
+        drop((flight, workspaces));
     }
 
     /// Keeps what was sent. True when it is time for a mark.
