@@ -15,6 +15,7 @@ use super::{
     host::HostCall,
     line::Line,
     requests, steps,
+    times::Interval,
     workspace::Workspace,
 };
 use crate::{
@@ -48,8 +49,25 @@ struct Sent {
     item: Item,
     /// Its mark is on the card, if it has one. That of an item that did not get there tells nothing of what is before.
     placed: bool,
+    along: Along,
+}
+
+/// What is kept beside an item.
+#[derive(Default)]
+pub(super) struct Along {
     /// The card writes to its copies.
-    _host: Option<Arc<HostCall>>,
+    #[expect(dead_code, reason = "kept for as long as the item, and read by nobody")]
+    pub(super) host: Option<Arc<HostCall>>,
+    /// If somebody traces.
+    pub(super) interval: Option<Interval>,
+}
+
+impl Along {
+    /// The interval ends here.
+    pub(super) fn timed(interval: Option<Interval>, on: &StreamOnCard) -> Result<Along, CudaError> {
+        let interval = interval.map(|interval| interval.end(on)).transpose()?;
+        Ok(Along { host: None, interval })
+    }
 }
 
 /// What the card has passed since one looked last.
@@ -57,6 +75,8 @@ struct Sent {
 pub(super) struct Passed {
     /// To be dropped when no lock is held: they may own the last handles of anything.
     pub(super) items: Vec<Item>,
+    /// When some of them ran, by place among them.
+    pub(super) ran: Vec<(usize, Interval)>,
     /// Values that kernels refused.
     pub(super) refused: Vec<(OpAt, OpError)>,
 }
@@ -120,13 +140,13 @@ impl StreamOnCard {
     }
 
     /// Keeps what was sent. True when it is time for a mark.
-    pub(super) fn keep(&self, item: Item, host: Option<Arc<HostCall>>) -> bool {
-        self.add(Sent { item, placed: true, _host: host })
+    pub(super) fn keep(&self, item: Item, along: Along) -> bool {
+        self.add(Sent { item, placed: true, along })
     }
 
     /// Keeps what did not get to the card, until the stream has passed: it may own the last handles of anything.
     pub(super) fn keep_lost(&self, item: Item) -> bool {
-        self.add(Sent { item, placed: false, _host: None })
+        self.add(Sent { item, placed: false, along: Along::default() })
     }
 
     fn add(&self, sent: Sent) -> bool {
@@ -168,6 +188,7 @@ impl StreamOnCard {
                 }
                 _ => {}
             }
+            passed.ran.extend(sent.along.interval.map(|interval| (passed.items.len(), interval)));
             passed.items.push(sent.item);
         }
     }
