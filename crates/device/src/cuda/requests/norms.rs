@@ -2,7 +2,10 @@
 
 use crate::{
     Access, DType, View,
-    cuda::launch::{Call, Value, address},
+    cuda::{
+        kernels::{STAGES, THREADS},
+        launch::{Call, Value, address},
+    },
     ops::{LayerNormBackwardSpec, LayerNormSpec, RmsNormBackwardSpec, RmsNormSpec, stretch},
 };
 
@@ -88,7 +91,23 @@ fn backward(functions: &Functions, dx: usize, sums: usize, spec: LayerNormBackwa
     arguments.extend((behind..behind + sums).map(|at| mat(spec.stretch.map(|_| at))));
     arguments.push(Value::words([step as u64]));
     let wide = [0, 1, 2, dx].into_iter().chain(past).map(view);
-    Call::blocks(functions.of(wide), rows.div_ceil(step), arguments)
+    let function = functions.of(wide);
+    let shared = if function == functions.any { 0 } else { staged(view(dx), 2 + past.iter().len()) };
+    Call { shared, ..Call::blocks(function, rows.div_ceil(step), arguments) }
+}
+
+/// Bytes of the stages of a backward pass: rows of `matrices` matrices as large as `dx`, spread over a block's threads.
+fn staged(dx: &View, matrices: usize) -> u32 {
+    // A team as `team.cu` has it.
+    let warps = match dx.cols() {
+        ..=768 => 1,
+        ..=1536 => 2,
+        ..=3072 => 4,
+        _ => 8,
+    };
+    let runs = dx.cols().div_ceil(warps * 32 * RUN).max(1);
+    let stages = if dx.dtype() == DType::Bf16 { STAGES } else { 1 };
+    (stages * matrices * runs * RUN * dx.dtype().size_bytes() * THREADS as usize) as u32
 }
 
 pub(super) fn layer_norm_backward(spec: &LayerNormBackwardSpec, accesses: &[Access]) -> Call {
