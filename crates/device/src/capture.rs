@@ -29,7 +29,9 @@ pub(crate) struct DraftNode {
     /// What became of the waits since the lane's node before.
     pub(crate) waits: Vec<(Why, u32, WaitOutcome)>,
     /// Among the lane's nodes, from 1.
-    place: u32,
+    pub(crate) place: u32,
+    /// Later results do not wait for it, see [`GraphOrder::Accesses`](crate::GraphOrder::Accesses).
+    pub(crate) aside: bool,
 }
 
 /// How far a lane, or the point that an event marks, is: by lane the last node that it is behind, from 1.
@@ -204,7 +206,7 @@ impl Capture {
         let (behind, waits) = (std::mem::replace(&mut lane.point.tail, vec![node]), std::mem::take(&mut lane.waits));
         lane.point.clock.set(at, lane.nodes);
         lane.point.joined.set(at, lane.nodes);
-        nodes.push(DraftNode { what, lane: stream, behind, waits, place: lane.nodes });
+        nodes.push(DraftNode { what, lane: stream, behind, waits, place: lane.nodes, aside: false });
     }
 
     /// Adds a node that waits for `event`, unless `stream` is behind one already: both would bind to one record.

@@ -2,36 +2,46 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Access, Device, Element, Error, Op, Position, Site, View, engine::Awaited, queue::Mark};
+use crate::{
+    Access, Device, Element, Error, Launch, Op, Position, Site, View, engine::Awaited, op::Landing, queue::Mark,
+};
 
 type Slot<T> = Arc<Mutex<Vec<T>>>;
+
+/// Where values come to.
+pub(crate) struct Landed<T> {
+    landing: Arc<Landing>,
+    slot: Slot<T>,
+}
 
 /// Values that a stream will have copied to the host. Dropping it loses nothing but the values.
 #[must_use = "the values come from wait()"]
 pub struct Download<T> {
     device: Device,
     label: String,
-    slot: Slot<T>,
+    landed: Landed<T>,
     mark: Arc<Mark>,
     on: Position,
 }
 
 impl<T: Element> Download<T> {
-    pub(crate) fn op(view: &View) -> (Op, Slot<T>) {
+    pub(crate) fn op(view: &View) -> (Op, Landed<T>) {
         let slot = Slot::default();
         let out = slot.clone();
-        let op = Op::host("download", Site::from(view.label().to_owned()), vec![Access::read(view)], move |args| {
+        let landing = Landing::new(move |args| {
             let rows = args.rows::<T>(0)?;
             let mut out = out.lock().unwrap_or_else(|poison| poison.into_inner());
             out.clear();
             (0..rows.len()).for_each(|i| out.extend_from_slice(rows.row(i)));
             Ok(())
         });
-        (op, slot)
+        let site = Site::from(view.label().to_owned());
+        let launch = Launch::Download(landing.clone());
+        (Op { name: "download", site, accesses: vec![Access::read(view)], launch }, Landed { landing, slot })
     }
 
-    pub(crate) fn new(device: Device, label: &str, slot: Slot<T>, (mark, on): (Arc<Mark>, Position)) -> Self {
-        Download { device, label: label.to_owned(), slot, mark, on }
+    pub(crate) fn new(device: Device, label: &str, landed: Landed<T>, (mark, on): (Arc<Mark>, Position)) -> Self {
+        Download { device, label: label.to_owned(), landed, mark, on }
     }
 
     /// The copy has been made, or never will be: [`Download::wait`] does not block.
@@ -45,6 +55,8 @@ impl<T: Element> Download<T> {
     /// The device's sticky error; [`Error::Timeout`] or [`Error::Deadlock`].
     pub fn wait(self) -> Result<Vec<T>, Error> {
         self.device.wait_host(&self.mark, Awaited::Values(&self.label), self.on)?;
-        Ok(std::mem::take(&mut *self.slot.lock().unwrap_or_else(|poison| poison.into_inner())))
+        self.landed.landing.land();
+        self.device.inner().check()?;
+        Ok(std::mem::take(&mut *self.landed.slot.lock().unwrap_or_else(|poison| poison.into_inner())))
     }
 }

@@ -44,6 +44,8 @@ pub(crate) struct Node {
     pub(crate) behind: Vec<u32>,
     /// Later nodes directly behind it.
     pub(crate) after: Vec<u32>,
+    /// Later results do not wait for it.
+    pub(crate) aside: bool,
 }
 
 /// All that a graph is, without handles: queues that hold finished launches for a while keep no rank and no group open.
@@ -133,8 +135,8 @@ impl Drop for Counted {
 }
 
 /// The operations that streams submitted between [`Stream::begin_capture`](crate::Stream::begin_capture) and
-/// [`Stream::end_capture`](crate::Stream::end_capture), and the order among them. Immutable; it keeps the memory of its accesses alive, the groups of its joint operations open and the
-/// rank of its device taken. Cloning shares it.
+/// [`Stream::end_capture`](crate::Stream::end_capture), and the order among them. Immutable; it keeps the memory of its
+/// accesses alive, the groups of its joint operations open and the rank of its device taken. Cloning shares it.
 #[derive(Clone)]
 pub struct CapturedGraph(Arc<Captured>);
 
@@ -339,7 +341,7 @@ impl Making {
             Draft::Record { event } => NodeKind::Record(self.gate(event)),
         };
         draft.behind.iter().for_each(|before| self.nodes[*before as usize].after.push(at));
-        self.nodes.push(Node { kind, behind: draft.behind, after: Vec::new() });
+        self.nodes.push(Node { kind, behind: draft.behind, after: Vec::new(), aside: draft.aside });
     }
 
     fn gate(&mut self, event: Event) -> u32 {

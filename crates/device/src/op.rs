@@ -1,6 +1,6 @@
 //! Operations: a name, a place in the model, declared accesses and what to run.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::{View, cpu::Args, ops::Kernel};
 
@@ -108,6 +108,51 @@ pub enum Launch {
     Kernel(Kernel),
     /// A function on the host's memory. Skipped on the `dry` driver, like all that computes.
     Host(Arc<HostFn>),
+    /// Writes values of its own to memory. A driver with memory of its own may have it done when it is submitted, and
+    /// copies in the order of the stream.
+    Upload(Arc<HostFn>),
+    /// Takes values of memory. Such a driver copies in the order of the stream, and has it done when they are asked for.
+    Download(Arc<Landing>),
+}
+
+impl Launch {
+    /// The function that runs on the host's memory; none for a kernel.
+    pub(crate) fn on_host(&self) -> Option<&Arc<HostFn>> {
+        match self {
+            Launch::Kernel(_) => None,
+            Launch::Host(run) | Launch::Upload(run) => Some(run),
+            Launch::Download(landing) => Some(&landing.run),
+        }
+    }
+}
+
+/// Takes values that have come to the host.
+pub struct Landing {
+    run: Arc<HostFn>,
+    /// Done when somebody asks, where the copy was made before.
+    later: Mutex<Option<Later>>,
+}
+
+/// Whatever is left to do when a copy has been made.
+type Later = Box<dyn FnOnce() + Send>;
+
+impl Landing {
+    pub(crate) fn new(run: impl Fn(&mut Args<'_>) -> Result<(), OpError> + Send + Sync + 'static) -> Arc<Landing> {
+        Arc::new(Landing { run: Arc::new(run), later: Mutex::default() })
+    }
+
+    /// The copy will be made in the order of a stream; `later` takes it.
+    pub(crate) fn put_off(&self, later: impl FnOnce() + Send + 'static) {
+        *self.later.lock().unwrap_or_else(|poison| poison.into_inner()) = Some(Box::new(later));
+    }
+
+    /// The copy has been made: what was put off is done.
+    pub(crate) fn land(&self) {
+        let later = self.later.lock().unwrap_or_else(|poison| poison.into_inner()).take();
+        if let Some(later) = later {
+            later();
+        }
+    }
 }
 
 /// One unit of work on a stream.
@@ -138,7 +183,7 @@ impl Op {
     pub fn flops(&self) -> u64 {
         match &self.launch {
             Launch::Kernel(kernel) => kernel.flops(&self.accesses),
-            Launch::Host(_) => 0,
+            _ => 0,
         }
     }
 }

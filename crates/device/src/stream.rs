@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
-    Access, DType, Departure, Device, Element, Error, Event, Exchange, Meeting, Note, Op, Position, Site, TraceAccess,
-    TraceEvent, View, WaitOutcome, Why,
+    Access, Args, DType, Departure, Device, Element, Error, Event, Exchange, Launch, Meeting, Note, Op, Position, Site,
+    TraceAccess, TraceEvent, View, WaitOutcome, Why,
     capture::Draft,
     device::DeviceInner,
     download::Download,
@@ -288,14 +288,16 @@ impl Stream {
                 rule: "as many values as elements",
             });
         }
-        self.launch(Op::host("upload", Site::from(view.label().to_owned()), vec![Access::write(view)], move |args| {
+        let run = move |args: &mut Args<'_>| {
             let mut rows = args.rows_mut::<T>(0)?;
             let cols = rows.cols().max(1);
             for (i, row) in values.chunks_exact(cols).enumerate() {
                 rows.row_mut(i).copy_from_slice(row);
             }
             Ok(())
-        }))
+        };
+        let (site, launch) = (Site::from(view.label().to_owned()), Launch::Upload(Arc::new(run)));
+        self.launch(Op { name: "upload", site, accesses: vec![Access::write(view)], launch })
     }
 
     /// Copies `view` to the host, in row-major order, when the stream gets there. The values come from
@@ -314,9 +316,9 @@ impl Stream {
         let what = format!("download of {}", view.label());
         // Not with the mark only: a download that is refused has submitted nothing.
         self.inner().refuse_in_capture(&mut self.inner().lock(), &what)?;
-        let (op, slot) = Download::op(view);
+        let (op, landed) = Download::op(view);
         self.launch(op)?;
-        Ok(Download::new(self.device(), view.label(), slot, self.inner().mark(&what)?))
+        Ok(Download::new(self.device(), view.label(), landed, self.inner().mark(&what)?))
     }
 
     /// A trace is being recorded: whatever [`Stream::note`] needs may be made.

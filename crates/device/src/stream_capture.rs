@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::{
-    CapturedGraph, Error, Event, Stream, Why,
+    CapturedGraph, Error, Event, GraphOrder, Stream, Why,
     capture::{Capture, Draft},
     event::Recorded,
+    loosen::loosen,
     queue::{StreamInner, Submit},
     stream::never_recorded,
 };
@@ -43,6 +44,14 @@ impl Stream {
     /// [`Error::NotCapturing`]; [`Error::NotOrigin`] on a stream that only joined, and the capture goes on then;
     /// [`Error::CaptureInvalid`] with the first broken rule; [`Error::Unjoined`]; the device's sticky error.
     pub fn end_capture(&self) -> Result<CapturedGraph, Error> {
+        self.end_capture_in(GraphOrder::Submission)
+    }
+
+    /// The same for a graph whose operations have another order among them than that of submission.
+    ///
+    /// # Errors
+    /// As [`Stream::end_capture`].
+    pub fn end_capture_in(&self, order: GraphOrder) -> Result<CapturedGraph, Error> {
         let inner = self.inner();
         let mut submit = inner.lock();
         let (rank, stream) = (inner.device.rank, inner.name.clone());
@@ -59,8 +68,11 @@ impl Stream {
         }
         submit.capture = None;
         drop(submit);
-        let nodes = capture.end()?;
+        let mut nodes = capture.end()?;
         inner.device.check()?;
+        if order == GraphOrder::Accesses {
+            loosen(&mut nodes);
+        }
         Ok(CapturedGraph::new(self.device(), capture.graph(), nodes))
     }
 

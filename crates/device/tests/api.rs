@@ -11,6 +11,7 @@ mod api {
     mod capture_gates; // external waits and records
     mod capture_graphs; // what a launched graph does
     mod capture_joint; // joint operations in graphs
+    mod capture_order; // graphs in the order of their accesses
     mod capture_random; // random programs, eager and replayed
     mod capture_rules; // what a capture takes and refuses
     #[cfg(feature = "gpu-tests")]

@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use device::{CapturedGraph, Error, Event, GraphUse, Stream, View};
+use device::{CapturedGraph, Error, Event, GraphOrder, GraphUse, Stream, View};
 use pgroups::{HandOver, HostState, ParamId, Pass, Turn, WeakParam};
 
 use crate::{
@@ -25,6 +25,8 @@ pub struct GraphConfig {
     pub scope: Scope,
     /// Where replays wait.
     pub gates: GateMode,
+    /// What orders the operations of each graph.
+    pub order: GraphOrder,
     /// Executables of each graph. One never overlaps itself; replays on different streams may overlap if there are
     /// more.
     pub lanes: NonZeroUsize,
@@ -33,17 +35,18 @@ pub struct GraphConfig {
 }
 
 impl GraphConfig {
-    /// Gates inside the graphs, one lane, no accounts.
+    /// Gates inside the graphs, operations in the order of submission, one lane, no accounts.
     #[must_use]
     pub fn new(scope: Scope) -> GraphConfig {
-        GraphConfig { scope, gates: GateMode::InGraph, lanes: NonZeroUsize::MIN, accounts: Vec::new() }
+        let (gates, order, lanes) = (GateMode::InGraph, GraphOrder::Submission, NonZeroUsize::MIN);
+        GraphConfig { scope, gates, order, lanes, accounts: Vec::new() }
     }
 }
 
 impl fmt::Debug for GraphConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let GraphConfig { scope, gates, lanes, accounts } = self;
-        write!(f, "GraphConfig({scope}, {gates}, {lanes} lanes, {} accounts)", accounts.len())
+        let GraphConfig { scope, gates, order, lanes, accounts } = self;
+        write!(f, "GraphConfig({scope}, {gates}, order of {order}, {lanes} lanes, {} accounts)", accounts.len())
     }
 }
 
@@ -107,7 +110,7 @@ impl GraphSet {
         let accounts = self.config.accounts.clone();
         let open = Open::begin(&accounts, origin)?;
         origin.begin_capture(name)?;
-        let ending = Ending(origin);
+        let ending = Ending { origin, order: self.config.order };
         let recorded = self.record(name, origin, &open, body);
         let captured = ending.end();
         let accounts = open.end();
@@ -253,20 +256,23 @@ impl GraphSet {
 }
 
 /// Ends the capture, also if what is captured panics.
-struct Ending<'s>(&'s Stream);
+struct Ending<'s> {
+    origin: &'s Stream,
+    order: GraphOrder,
+}
 
 impl Ending<'_> {
     fn end(self) -> Result<CapturedGraph, Error> {
-        let stream = self.0;
+        let Ending { origin, order } = self;
         std::mem::forget(self);
-        stream.end_capture()
+        origin.end_capture_in(order)
     }
 }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
         // The panic is what is told.
-        drop(self.0.end_capture());
+        drop(self.origin.end_capture());
     }
 }
 

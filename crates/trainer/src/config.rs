@@ -21,6 +21,7 @@ pub use self::{
     violation::{NoEffect, NotYet, Range, Report, Rule, Setting, SettingValue, Violation},
 };
 use crate::error::TrainError;
+pub use device::GraphOrder;
 pub use graphcap::{GateMode, GraphScope};
 use reader::Reader;
 use serde::{Serialize, Serializer};
@@ -177,6 +178,9 @@ pub struct GraphConfig {
     /// Where graphs wait for parameters and gradients; none where there are no such graphs. Default in-graph.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "text_if_any")]
     pub gates: Option<GateMode>,
+    /// What orders the operations inside a graph; none where there is no graph. Default accesses.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "order_if_any")]
+    pub order: Option<GraphOrder>,
 }
 
 fn as_text<S: Serializer>(value: &GraphScope, to: S) -> Result<S::Ok, S::Error> {
@@ -185,6 +189,10 @@ fn as_text<S: Serializer>(value: &GraphScope, to: S) -> Result<S::Ok, S::Error> 
 
 fn text_if_any<S: Serializer>(value: &Option<GateMode>, to: S) -> Result<S::Ok, S::Error> {
     value.map(GateMode::name).serialize(to)
+}
+
+fn order_if_any<S: Serializer>(value: &Option<GraphOrder>, to: S) -> Result<S::Ok, S::Error> {
+    value.map(GraphOrder::name).serialize(to)
 }
 
 impl GraphConfig {
@@ -196,6 +204,11 @@ impl GraphConfig {
     /// Where graphs wait.
     pub fn gate_mode(&self) -> GateMode {
         self.gates.unwrap_or(GateMode::InGraph)
+    }
+
+    /// What orders the operations inside a graph.
+    pub fn node_order(&self) -> GraphOrder {
+        self.order.unwrap_or(GraphOrder::Accesses)
     }
 }
 

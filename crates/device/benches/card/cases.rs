@@ -37,7 +37,7 @@ pub(crate) fn bytes(op: &Op) -> f64 {
 pub(crate) fn flops(op: &Op) -> f64 {
     match &op.launch {
         Launch::Kernel(kernel) => kernel.flops(&op.accesses) as f64,
-        Launch::Host(_) => 0.0,
+        _ => 0.0,
     }
 }
 

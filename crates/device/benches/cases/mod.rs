@@ -45,7 +45,7 @@ impl Case {
     pub(crate) fn flops(&self) -> u64 {
         match &self.op.launch {
             Launch::Kernel(kernel) => kernel.flops(&self.op.accesses),
-            Launch::Host(_) => 0,
+            _ => 0,
         }
     }
 }

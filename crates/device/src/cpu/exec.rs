@@ -84,18 +84,19 @@ pub(crate) fn failure(op: OpRef, error: OpError) -> Error {
 fn compute(op: &OpAt, crew: &dyn Crew) -> Result<(), OpError> {
     let accesses = &op.op().accesses;
     match &op.op().launch {
-        Launch::Host(run) => {
-            // SAFETY: whoever runs an operation holds a claim on these accesses until this returns, `launch` refused
-            // accesses that conflict with each other, and there is storage because the driver computes.
-            run(&mut unsafe { Args::new(accesses) })
-        }
         Launch::Kernel(kernel) => match kernel.tiles(accesses) {
             0 | 1 => {
-                // SAFETY: as above.
+                // SAFETY: whoever runs an operation holds a claim on these accesses until this returns, `launch` refused
+                // accesses that conflict with each other, and there is storage because the driver computes.
                 kernel.run(&mut unsafe { Args::new(accesses) })
             }
             count => crew.run(kernel_job(kernel, accesses, count, op.clone())),
         },
+        launch => {
+            let run = launch.on_host().expect("BUG: neither a kernel nor a function");
+            // SAFETY: as above.
+            run(&mut unsafe { Args::new(accesses) })
+        }
     }
 }
 

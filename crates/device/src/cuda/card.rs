@@ -319,10 +319,15 @@ impl Card {
 
     /// A stream that no other one orders by its mere existence.
     pub(super) fn new_stream(&self) -> Result<RawStream, CudaError> {
+        self.new_stream_with(Priority::Usual)
+    }
+
+    fn new_stream_with(&self, priority: Priority) -> Result<RawStream, CudaError> {
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current (callers bind); writes one handle.
-        self.check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        let code = unsafe { sys::cuStreamCreateWithPriority(&mut stream, flags, priority.number()) };
+        self.check("cuStreamCreateWithPriority", code)?;
         Ok(RawStream(stream))
     }
 
@@ -390,10 +395,33 @@ pub(super) struct SideStream {
     card: Arc<Card>,
 }
 
+/// Whose blocks the card starts first, where two could start.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Priority {
+    Usual,
+    /// In front of what has the usual one. A card that knows one priority takes it for the usual.
+    First,
+}
+
+impl Priority {
+    /// As the driver counts: less is earlier.
+    pub(super) fn number(self) -> i32 {
+        match self {
+            Priority::Usual => 0,
+            Priority::First => -1,
+        }
+    }
+}
+
 impl SideStream {
     /// The context is current.
     pub(super) fn new(card: &Arc<Card>) -> Result<SideStream, CudaError> {
-        Ok(SideStream { raw: card.new_stream()?, card: card.clone() })
+        SideStream::with(card, Priority::Usual)
+    }
+
+    /// Nodes that it captures have `priority`. The context is current.
+    pub(super) fn with(card: &Arc<Card>, priority: Priority) -> Result<SideStream, CudaError> {
+        Ok(SideStream { raw: card.new_stream_with(priority)?, card: card.clone() })
     }
 }
 

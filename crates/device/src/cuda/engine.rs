@@ -32,7 +32,7 @@ use crate::{
     device::DeviceInner,
     engine::{Engine, Waited},
     graph::GraphInner,
-    queue::{Item, Mark, OpAt, StreamInner},
+    queue::{Item, Mark, OpAt, OpBody, StreamInner},
 };
 
 /// How long a waiting host looks without pause: about what a short wait takes.
@@ -130,7 +130,7 @@ impl CudaEngine {
             Launch::Kernel(kernel) if !requests::is_there(kernel) => {
                 Err(Error::NoKernel { op: op.name, site: op.site.as_str().to_owned(), driver: "cuda" })
             }
-            Launch::Kernel(_) | Launch::Host(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -191,14 +191,18 @@ impl CudaEngine {
         match item {
             Item::Op(body) => match &body.op.launch {
                 Launch::Kernel(kernel) => on.send_kernel(kernel, &body.op.accesses, body.seq + 1)?,
-                Launch::Host(_) => {
-                    let (device, own) = (stream.device.clone(), body.clone());
-                    let run = move |staged: &_| {
-                        let op = OpAt::Eager(own.clone());
-                        run_host(&device, op.op(), op.position(), staged);
+                launch => {
+                    let call = self.host_call(stream, body, card)?;
+                    let queued = match launch {
+                        Launch::Upload(_) => call.queue_upload(card, on.raw),
+                        Launch::Download(landing) => {
+                            let own = call.clone();
+                            landing.put_off(move || own.land());
+                            call.queue_download(card, on.raw)
+                        }
+                        _ => call.queue(card, on.raw),
                     };
-                    let call = HostCall::new(card, &self.workers, &stream.device, &body.op.accesses, run)?;
-                    if let Err(error) = call.queue(card, on.raw) {
+                    if let Err(error) = queued {
                         // Some of it may be on its way.
                         std::mem::forget(call);
                         return Err(error);
@@ -213,6 +217,20 @@ impl CudaEngine {
             Item::Launch(None) => unreachable!("BUG: this driver was never given one"),
         }
         Ok(None)
+    }
+
+    fn host_call(
+        &self,
+        stream: &StreamInner,
+        body: &Arc<OpBody>,
+        card: &Arc<Card>,
+    ) -> Result<Arc<HostCall>, CudaError> {
+        let (device, at) = (stream.device.clone(), OpAt::Eager(body.clone()).position());
+        // Without what waits for it: a download that nobody waits for goes with its last handle.
+        let run = body.op.launch.on_host().expect("BUG: a kernel is no host operation");
+        let op = Op { launch: Launch::Host(run.clone()), ..body.op.clone() };
+        let run = move |staged: &_| run_host(&device, &op, at, staged);
+        HostCall::new(card, &self.workers, &stream.device, &body.op.accesses, run)
     }
 
     /// `item` did not get to the card, or not all of it.

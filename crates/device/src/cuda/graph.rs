@@ -14,7 +14,7 @@ use cudarc::driver::sys;
 use super::{
     CudaEngine, CudaError,
     branches::Branches,
-    card::{Card, RawEvent, RawStream, SideStream, lock},
+    card::{Card, Priority, RawEvent, RawStream, SideStream, lock},
     clique::Lease,
     collective::{CapturedCall, copies_alone},
     event::{CardEvent, Point},
@@ -109,7 +109,7 @@ impl GraphOnCard {
             calls: Vec::new(),
             ends: Vec::with_capacity(graph.nodes.len()),
             branches: Branches::new(card, graph, &settled)?,
-            side: SideStream::new(card)?,
+            sides: [SideStream::with(card, Priority::First)?, SideStream::with(card, Priority::Usual)?],
         };
         settled.iter().enumerate().try_for_each(|(node, steps)| making.add(node, steps))?;
         let Making { mut exec, post, issued, gates, calls, branches, leases, .. } = making;
@@ -187,7 +187,8 @@ struct Making<'a> {
     /// By node of ours: those of the card that are its end.
     ends: Vec<Vec<sys::CUgraphNode>>,
     branches: Branches,
-    side: SideStream,
+    /// For nodes of the main lanes, and for those beside them.
+    sides: [SideStream; 2],
 }
 
 /// What a node launches; nothing if it is no kernel.
@@ -206,10 +207,14 @@ impl Making<'_> {
         let end = match &source.kind {
             NodeKind::Op(op) => match &op.launch {
                 Launch::Kernel(_) => self.add_steps(node, steps, behind)?,
-                Launch::Host(_) => {
-                    let call = self.host_call(node as u32)?;
+                launch => {
+                    let is_upload = matches!(launch, Launch::Upload(_));
+                    let call = if is_upload { self.upload(node as u32)? } else { self.host_call(node as u32)? };
                     self.calls.push(call.clone());
-                    call.add_nodes(self.card, self.exec.graph, &behind)?
+                    match is_upload {
+                        true => call.add_upload(self.card, self.exec.graph, &behind)?,
+                        false => call.add_nodes(self.card, self.exec.graph, &behind)?,
+                    }
                 }
             },
             NodeKind::Wait(gate, _) => vec![self.add_gate(*gate, &behind, Way::Wait)?],
@@ -228,8 +233,11 @@ impl Making<'_> {
         behind: Vec<sys::CUgraphNode>,
     ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
         let (graph, workspace) = (self.exec.graph, self.branches.of(node));
+        let aside = self.source.nodes[node].aside;
+        let (side, priority) =
+            (self.sides[usize::from(aside)].raw, if aside { Priority::Usual } else { Priority::First });
         steps.iter().try_fold(behind, |behind, step| {
-            let at = Place { graph, behind: &behind, side: self.side.raw };
+            let at = Place { graph, behind: &behind, side, priority };
             step.add_node(self.card, &at, &self.post, node as u64 + 1, workspace).map(|added| vec![added])
         })
     }
@@ -261,6 +269,14 @@ impl Making<'_> {
         Ok(node)
     }
 
+    /// The same values at every launch, so they are made once.
+    fn upload(&self, node: u32) -> Result<Arc<HostCall>, CudaError> {
+        let (device, graph, at) =
+            (self.device.clone(), self.source.clone(), Position { stream: 0, seq: 0, node: Some(node) });
+        let run = move |staged: &_| run_host(&device, graph.op(node), at, staged);
+        HostCall::new(self.card, self.engine.workers(), self.device, &self.source.op(node).accesses, run)
+    }
+
     fn host_call(&self, node: u32) -> Result<Arc<HostCall>, CudaError> {
         let (device, graph, issued) = (self.device.clone(), self.source.clone(), self.issued.clone());
         let runs = AtomicU64::new(0);
@@ -285,8 +301,9 @@ impl Exec {
     }
 
     fn instantiate(&mut self) -> Result<(), CudaError> {
+        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
         // SAFETY: the graph is whole and lives.
-        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut self.exec, self.graph, 0) };
+        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut self.exec, self.graph, flags.0.into()) };
         self.card.check("cuGraphInstantiate", code)?;
         // Or the first launch would ask for memory, and wait there for every stream that stands still.
         // SAFETY: the executable was just made; the stream is of this card.

@@ -2,7 +2,8 @@
 //! the stream waits for a word that it sets, and what was written is copied up.
 //!
 //! The function does not run on the driver's own thread, which serves all streams and may call no CUDA: one that blocks
-//! would hold up every other.
+//! would hold up every other. Values that only go up are copied to pinned memory when they are submitted, and values that
+//! only come down are taken when they are asked for: no stream waits for a thread then.
 
 use std::{
     ffi::c_void,
@@ -23,7 +24,7 @@ use super::{
     workers::Workers,
 };
 use crate::{
-    Access, Launch, Mode, Op, Position,
+    Access, Mode, Op, Position,
     cpu::{self, Args, Staged},
     device::DeviceInner,
 };
@@ -104,13 +105,18 @@ impl HostCall {
         unsafe { AtomicU32::from_ptr(self.block.host().cast().as_ptr()) }
     }
 
-    /// On a worker.
-    fn run(self: Arc<Self>) {
+    /// Runs the function, with nothing of its copies under way.
+    fn stage(&self) {
         for (host, bytes) in &self.fresh {
-            // SAFETY: a piece of this call's own block; the stream stands still until `done`.
+            // SAFETY: a piece of this call's own block, which no copy touches now.
             unsafe { host.0.write_bytes(self.fresh_byte, *bytes) };
         }
         (self.run)(&self.staged);
+    }
+
+    /// On a worker, while the stream stands still.
+    fn run(self: Arc<Self>) {
+        self.stage();
         let done = ptr::from_ref(self.done());
         // First, so that whoever has waited for the stream finds nothing of it held by a worker.
         drop(self);
@@ -129,6 +135,33 @@ impl HostCall {
         let code = unsafe { sys::cuStreamWaitValue32_v2(stream.0, self.block.card(), 1, equal) };
         card.check("cuStreamWaitValue32", code)?;
         self.up.iter().try_for_each(|copy| copy.queue(card, stream, Way::Up))
+    }
+
+    /// Runs the function now, and queues copies of what it wrote. Whoever queues keeps the call as in `queue`.
+    pub(super) fn queue_upload(&self, card: &Card, stream: RawStream) -> Result<(), CudaError> {
+        self.stage();
+        self.up.iter().try_for_each(|copy| copy.queue(card, stream, Way::Up))
+    }
+
+    /// Queues copies of what the function will read. It may run when the stream has passed them.
+    pub(super) fn queue_download(&self, card: &Card, stream: RawStream) -> Result<(), CudaError> {
+        self.down.iter().try_for_each(|copy| copy.queue(card, stream, Way::Down))
+    }
+
+    /// The function, over copies that the card has made: the stream has passed `queue_download`.
+    pub(super) fn land(&self) {
+        (self.run)(&self.staged);
+    }
+
+    /// Runs the function now, and adds nodes that copy what it wrote, at every launch.
+    pub(super) fn add_upload(
+        &self,
+        card: &Card,
+        graph: sys::CUgraph,
+        behind: &[sys::CUgraphNode],
+    ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
+        self.stage();
+        self.up.iter().map(|copy| copy.add_node(card, graph, behind, Way::Up)).collect()
     }
 
     /// Adds nodes for all of it behind `behind`; tells those that are its end. The graph keeps the call.
@@ -188,7 +221,7 @@ pub(super) fn run_host(device: &DeviceInner, op: &Op, at: Position, staged: &[St
     if device.failed() {
         return;
     }
-    let Launch::Host(run) = &op.launch else { unreachable!("BUG: a kernel is no host operation") };
+    let run = op.launch.on_host().expect("BUG: a kernel is no host operation");
     let start = device.machine.tracer.now();
     // SAFETY: `staged` holds a copy of each access, of its size, which nobody else touches while the stream waits.
     let result = cpu::catch(|| run(&mut unsafe { Args::staged(&op.accesses, staged) }));

@@ -166,5 +166,10 @@ pub(super) fn add_node(
     let (mut node, first, count) = (ptr::null_mut(), at.behind.as_ptr(), at.behind.len());
     // SAFETY: as in `launch`, but it is the graph that keeps the memory; `behind` are nodes of it.
     let code = unsafe { sys::cuGraphAddKernelNode_v2(&mut node, at.graph, first, count, &params) };
-    card.check("cuGraphAddKernelNode", code).map(|()| node)
+    card.check("cuGraphAddKernelNode", code)?;
+    let attribute = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY;
+    let value = sys::CUlaunchAttributeValue { priority: at.priority.number() };
+    // SAFETY: the node was just added; the value is of the kind that the attribute has.
+    let code = unsafe { sys::cuGraphKernelNodeSetAttribute(node, attribute, &value) };
+    card.check("cuGraphKernelNodeSetAttribute", code).map(|()| node)
 }

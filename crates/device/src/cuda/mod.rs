@@ -8,6 +8,7 @@
 
 mod blaslt; // products through a library
 mod branches; // which nodes of a graph may work in the same memory
+mod captured; // what libraries queue, as graphs
 mod card; // a card's context, and what is made once for it
 #[cfg(all(test, feature = "gpu-tests"))]
 mod card_tests; // facts about CUDA

@@ -7,7 +7,8 @@ use cudarc::driver::sys;
 use super::{
     CudaError,
     blaslt::Plan,
-    card::{Card, RawStream},
+    captured::Captured,
+    card::{Card, Priority, RawStream},
     cudnn::FusedPlan,
     fault::Post,
     fused::Fused,
@@ -120,6 +121,7 @@ impl Launchable {
             return launch::add_node(card, at, call, post, operation, workspace);
         }
         let child = Captured::new(card, at.side, || self.launch(card, at.side, post, operation, workspace))?;
+        child.replace_memsets(card, at, post, operation)?;
         let (mut node, first, count) = (ptr::null_mut(), at.behind.as_ptr(), at.behind.len());
         // SAFETY: `behind` are nodes of the graph; the child is copied.
         let code = unsafe { sys::cuGraphAddChildGraphNode(&mut node, at.graph, first, count, child.0) };
@@ -128,37 +130,12 @@ impl Launchable {
 }
 
 /// Where a node goes.
+#[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) graph: sys::CUgraph,
     /// Nodes of it that come first.
     pub(super) behind: &'a [sys::CUgraphNode],
-    /// Captures what is not known as a node.
+    /// Captures what is not known as a node. Of the same priority.
     pub(super) side: RawStream,
-}
-
-/// What was queued in a stream while it captured.
-struct Captured(sys::CUgraph);
-
-impl Captured {
-    fn new(card: &Card, side: RawStream, queue: impl FnOnce() -> Result<(), CudaError>) -> Result<Captured, CudaError> {
-        // So that calls of other threads neither break the capture nor are refused because of it.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is used by nobody else, and the capture ends below.
-        card.check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(side.0, mode) })?;
-        let queued = queue();
-        let mut graph = ptr::null_mut();
-        // SAFETY: this thread began the capture; writes one handle, null if the capture is broken.
-        let ended = card.check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(side.0, &mut graph) });
-        let captured = Captured(graph);
-        queued.and(ended).map(|()| captured)
-    }
-}
-
-impl Drop for Captured {
-    fn drop(&mut self) {
-        if !self.0.is_null() {
-            // SAFETY: made by the capture, destroyed once.
-            let _ = unsafe { sys::cuGraphDestroy(self.0) };
-        }
-    }
+    pub(super) priority: Priority,
 }

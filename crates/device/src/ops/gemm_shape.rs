@@ -30,7 +30,7 @@ impl GemmShape {
             Launch::Kernel(Kernel::Gemm(spec)) => {
                 Some(GemmShape { spec: *spec, matrices: MatrixShape::all(&op.accesses) })
             }
-            Launch::Kernel(_) | Launch::Host(_) => None,
+            _ => None,
         }
     }
 }

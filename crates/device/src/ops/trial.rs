@@ -9,7 +9,8 @@ use crate::{
 pub(crate) fn run_now(op: &Op) -> Result<(), OpError> {
     match &op.launch {
         Launch::Kernel(kernel) => pieces(op).iter().rev().try_for_each(|piece| run_piece(op.name, kernel, piece)),
-        Launch::Host(run) => {
+        launch => {
+            let run = launch.on_host().expect("no kernel");
             exclude_conflicts(op.name, &op.accesses);
             // SAFETY: the views are the test's own and no other thread knows them; conflicts were excluded above.
             run(&mut unsafe { Args::new(&op.accesses) })

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use device::GraphOrder;
 use graphcap::{GateMode, GraphScope};
 
 /// A closed set of named values.
@@ -132,6 +133,11 @@ impl Choice for GateMode {
         &[(GateMode::BeforeReplay.name(), GateMode::BeforeReplay), (GateMode::InGraph.name(), GateMode::InGraph)];
 }
 
+impl Choice for GraphOrder {
+    const ALL: &'static [(&'static str, GraphOrder)] =
+        &[(GraphOrder::Submission.name(), GraphOrder::Submission), (GraphOrder::Accesses.name(), GraphOrder::Accesses)];
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,5 +148,7 @@ mod tests {
         assert!(scopes.eq(GraphScope::ALL));
         let gates = <GateMode as Choice>::ALL.iter().map(|(_, gates)| *gates);
         assert!(gates.eq(GateMode::ALL));
+        let orders = <GraphOrder as Choice>::ALL.iter().map(|(_, order)| *order);
+        assert!(orders.eq(GraphOrder::ALL));
     }
 }

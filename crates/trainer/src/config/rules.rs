@@ -1,10 +1,10 @@
 //! Defaults, what must hold between settings, and what this version cannot do.
 
 use super::{
-    Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphScope,
-    GtpConfig, LayoutConfig, LogConfig, LossNormalization, ModelConfig, NoEffect, NotYet, Number, OptimizerConfig,
-    PrecisionConfig, ProgressKind, Range, Recompute, Rule, ScheduleKind, Setting, TokenizerKind, TrainConfig,
-    Violation,
+    Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphOrder,
+    GraphScope, GtpConfig, LayoutConfig, LogConfig, LossNormalization, ModelConfig, NoEffect, NotYet, Number,
+    OptimizerConfig, PrecisionConfig, ProgressKind, Range, Recompute, Rule, ScheduleKind, Setting, TokenizerKind,
+    TrainConfig, Violation,
     layout::violations,
     nearest::{divisors, nearest_divisors, nearest_multiples},
     reader::{Need, Reader, Section},
@@ -197,7 +197,12 @@ fn default_bucket_size(dp: u32) -> usize {
 fn read_graph(s: &mut Section) -> GraphConfig {
     let scope = s.choice("scope").unwrap_or(GraphScope::None);
     let gated = !matches!(scope, GraphScope::None | GraphScope::Step);
-    GraphConfig { scope, gates: s.choice("gates").or(gated.then_some(GateMode::InGraph)) }
+    let captured = scope != GraphScope::None;
+    GraphConfig {
+        scope,
+        gates: s.choice("gates").or(gated.then_some(GateMode::InGraph)),
+        order: s.choice("order").or(captured.then_some(GraphOrder::Accesses)),
+    }
 }
 
 fn read_precision(s: &mut Section) -> PrecisionConfig {
@@ -276,6 +281,7 @@ pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
     }
     found.extend(dispatch_has_gathers(config));
     found.extend(gates_have_graphs(config));
+    found.extend(order_has_graphs(config));
     found.extend(shards_have_settings(config));
     found.extend(layout_shares_the_model(config));
     found.extend(sequence_has_a_group(config));
@@ -368,6 +374,17 @@ fn gates_have_graphs(config: &Config) -> Option<Violation> {
         settings: vec![Setting::text("graph.gates", gates.to_string()), scope(config.graph.scope)],
         rule: no_effect(NoEffect::NoGates),
         nearest: vec![Setting::absent("graph.gates"), scope(GraphScope::Microbatch)],
+    })
+}
+
+/// Nothing is in an order of its own where nothing is captured.
+fn order_has_graphs(config: &Config) -> Option<Violation> {
+    let scope = |scope: GraphScope| Setting::text("graph.scope", scope.to_string());
+    let order = config.graph.order.filter(|_| config.graph.scope == GraphScope::None)?;
+    Some(Violation {
+        settings: vec![Setting::text("graph.order", order.to_string()), scope(config.graph.scope)],
+        rule: no_effect(NoEffect::NoGraphs),
+        nearest: vec![Setting::absent("graph.order"), scope(GraphScope::Microbatch)],
     })
 }
 

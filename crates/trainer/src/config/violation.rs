@@ -259,6 +259,9 @@ pub enum NoEffect {
     /// Gates where no graph has any.
     #[error("only graphs of a layer, a chunk or a microbatch wait at gates")]
     NoGates,
+    /// An order of nodes where there are none.
+    #[error("no graph is captured whose operations could have an order")]
+    NoGraphs,
 }
 
 /// What a later version will have.

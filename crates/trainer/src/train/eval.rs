@@ -5,7 +5,7 @@ use std::sync::Arc;
 use data::{Corpus, Part, SampleId, Windows};
 use device::ops::{Cast, Factor, Fill, IGNORE, Sum};
 use device::{DType, Frame, FramePlan, MemoryKind, Reduce, Stream, View};
-use graphcap::CaptureCost;
+use graphcap::{CaptureCost, GraphConfig, Scope};
 use gtp::PassKind;
 use model::Microbatch;
 use pgroups::{Group, Key, Pass, Rank, Turn};
@@ -111,9 +111,12 @@ impl Evaluator {
         let (tokens, targets) = (&run.tokens().clone(), &run.targets().clone());
         let loss = &self.losses.pass;
         let microbatch = Microbatch { tokens, targets, loss, token_scale: Factor::Const(1.0), slot: 0 };
-        let gates = config.graph.gate_mode();
-        self.graphs =
-            Some(EvalGraphs::capture((scope, gates), (&run.model, &mut run.gtp), &mut self.frame, &microbatch)?);
+        let set = GraphConfig {
+            gates: config.graph.gate_mode(),
+            order: config.graph.node_order(),
+            ..GraphConfig::new(if scope == Scope::Layer { Scope::Layer } else { Scope::Chunk })
+        };
+        self.graphs = Some(EvalGraphs::capture(set, (&run.model, &mut run.gtp), &mut self.frame, &microbatch)?);
         run.meet()
     }
 

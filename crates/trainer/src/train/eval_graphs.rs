@@ -1,7 +1,7 @@
 //! Passes of an evaluation from captured graphs.
 
 use device::{Frame, Stream, View};
-use graphcap::{CaptureCost, GateMode, Graph, GraphConfig, GraphSet, Scope};
+use graphcap::{CaptureCost, Graph, GraphConfig, GraphSet, Scope};
 use gtp::{Gtp, PassKind};
 use model::{Gpt, Microbatch};
 use pgroups::Pass;
@@ -18,14 +18,14 @@ pub(super) struct EvalGraphs {
 impl EvalGraphs {
     /// Tokens, targets and loss of `microbatch` are where every pass finds and leaves them.
     pub(super) fn capture(
-        (scope, gates): (Scope, GateMode),
+        config: GraphConfig,
         (model, gtp): (&Gpt, &mut Gtp),
         frame: &mut Frame,
         microbatch: &Microbatch<'_>,
     ) -> Result<EvalGraphs, TrainError> {
         let stream = frame.stream().clone();
-        let scope = if scope == Scope::Layer { Scope::Layer } else { Scope::Chunk };
-        let mut set = GraphSet::new(&stream, GraphConfig { gates, ..GraphConfig::new(scope) })?;
+        let scope = config.scope;
+        let mut set = GraphSet::new(&stream, config)?;
         frame.restart();
         if scope == Scope::Chunk {
             set.capture("eval", &stream, |scope| -> Result<(), TrainError> {

@@ -171,7 +171,8 @@ impl RankRun {
         // The passes so far are planned before a capture, which allocates nothing.
         self.gtp.plan()?;
         let accounts = if scope == Scope::Step { self.accounts() } else { Vec::new() };
-        let set = GraphConfig { gates: config.graph.gate_mode(), accounts, ..GraphConfig::new(scope) };
+        let (gates, order) = (config.graph.gate_mode(), config.graph.node_order());
+        let set = GraphConfig { gates, order, accounts, ..GraphConfig::new(scope) };
         let mut graphs = Graphs::new(&stream, set, sharded::in_turn(config))?;
         if scope == Scope::Step {
             graphs.capture_step(&stream, || self.submit_step(&stream))?;
