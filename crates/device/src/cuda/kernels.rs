@@ -91,7 +91,11 @@ pub(super) const SOURCES: &[Source] = &[
     },
     Source {
         file: "loss.cu",
-        text: concat!(include_str!("kernels/staging.cu"), include_str!("kernels/loss.cu")),
+        text: concat!(
+            include_str!("kernels/staging.cu"),
+            include_str!("kernels/loss.cu"),
+            include_str!("kernels/vocab.cu")
+        ),
         functions: &["cross_entropy", "cross_entropy_twice", "vocab_partials", "vocab_rescale", "vocab_finish"],
     },
     Source {

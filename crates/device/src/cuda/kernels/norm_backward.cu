@@ -86,11 +86,14 @@ template <int KIND, int N> struct Stage {
     }
 };
 
-// The teams' sums of a stretch, pairwise, into row `row` of each matrix of sums: where rows were staged.
-template <int N, int PLANES>
+// The teams' sums of a stretch, pairwise, into row `row` of each matrix of sums: where rows were staged, of two
+// matrices at least.
+template <int KIND, int N, int PLANES>
 __device__ inline void put_sums(
     const Mat (&sums)[PLANES], u64 row, const Team& team, bool has_last, const Run (&own)[PLANES][N]
 ) {
+    constexpr u32 STAGED = 2 * Stage<KIND, N>::COUNT * Stage<KIND, N>::MATRIX;
+    static_assert(STAGED >= PLANES * N * THREADS * RUN * 4, "sums need more room than the rows of two matrices");
     float* teams = (float*)staged;
     u32 cols = (u32)sums[0].cols, plane = team.count * cols, fours = cols / 4;
     __syncthreads();
@@ -201,8 +204,8 @@ template <int KIND, int N, bool CENTRED> __device__ inline void backward(const S
             stage.at = stage.at + size < end_at ? stage.at + size : begin_at;
         }
         if (!s.dweight.rows) continue;
-        if constexpr (CENTRED) put_sums<N, 2>({s.dweight, s.dbias}, at, team, has_last, own);
-        else put_sums<N, 1>({s.dweight}, at, team, has_last, own);
+        if constexpr (CENTRED) put_sums<KIND, N, 2>({s.dweight, s.dbias}, at, team, has_last, own);
+        else put_sums<KIND, N, 1>({s.dweight}, at, team, has_last, own);
     }
 }
 
