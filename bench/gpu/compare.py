@@ -1,135 +1,141 @@
 """Tokens a second of GPT-2 on one card: this project's trainer beside PyTorch and llm.c, in one run.
 
-    python3 bench/gpu/compare.py --trainer target/release/trainer [--columns 8x1024,tiny] [--out results.json]
+    python3 bench/gpu/compare.py --trainer target/release/trainer [--columns 8x1024,tiny] [--out results]
 
-PyTorch trains in this very run. llm.c's rates are those measured on an H200 (see docs/benchmarks.md), times what a large bf16
-product reaches here over what it reached there. One clock, the wall's; one measure of memory, what the device has used. Each
-trains for `--warm-up` seconds before the steps that count, since a card slows down as it warms.
+PyTorch trains in this very run. llm.c's rates are those measured on an H200 (see docs/gpu-results.md), times what a large
+bf16 product reaches here over what it reached there. One clock, the wall's; one measure of memory, what the device has used.
+Each trains for `--warm-up` seconds before the steps that count, since a card slows down as it warms. Before anything is
+timed PyTorch's steps are compiled, all columns at once. `--out NAME` writes NAME.json and NAME.md.
 """
 
 import argparse
+import concurrent.futures
 import json
-import os
 import pathlib
-import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 
-HERE = pathlib.Path(__file__).resolve().parent
+from runs import HERE, Failed, find_trainer, last_object, pairs, run, step_seconds, table, train_for
 
-# Layers, width, heads, batch, tokens a sequence; tokens a second of llm.c on 2026-12-01 and its GiB.
+# Layers, width, heads, batch, tokens a sequence; tokens a second of llm.c on 2026-12-01 and its GiB; the ratio aimed at.
 COLUMNS = {
-    "8x1024": (12, 768, 12, 8, 1024, 485_900, 5.5),
-    "32x1024": (12, 768, 12, 32, 1024, 568_300, 14.8),
-    "64x1024": (12, 768, 12, 64, 1024, 593_300, 27.3),
-    "1x256": (12, 768, 12, 1, 256, 56_890, 2.5),
-    "tiny": (6, 384, 6, 4, 256, 455_100, 1.2),
+    "8x1024": (12, 768, 12, 8, 1024, 485_900, 5.5, 1.05),
+    "32x1024": (12, 768, 12, 32, 1024, 568_300, 14.8, 1.05),
+    "64x1024": (12, 768, 12, 64, 1024, 593_300, 27.3, 1.05),
+    "1x256": (12, 768, 12, 1, 256, 56_890, 2.5, 1.3),
+    "tiny": (6, 384, 6, 4, 256, 455_100, 1.2, 1.3),
 }
 
 # TFLOP/s of the product on the card and the day of llm.c's rates.
 PRODUCT = 797.0
 
-
-def used_memory():
-    """Bytes that the first card has in use, by all processes."""
-    told = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"],
-                          capture_output=True, text=True, check=True)
-    return int(told.stdout.split()[0]) << 20
+# Seconds that a program may take beside those that it trains for: starting, compiling, measuring.
+BESIDE = 120
 
 
-def watched(command):
-    """Runs it; its output and the most memory of the card that was in use meanwhile, less what was before."""
-    before, most, over = used_memory(), [0], threading.Event()
-
-    def watch():
-        while not over.wait(0.5):
-            most[0] = max(most[0], used_memory())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    finally:
-        over.set()
-        watcher.join()
-    if done.returncode != 0:
-        sys.exit(f"{command[0]} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return done.stdout, most[0] - before
-
-
-def train_ours(options, column, steps, folder):
+def ours(options, column, folder):
     layers, dim, heads, batch, tokens, *_ = COLUMNS[column]
-    settings = {"model.layers": layers, "model.dim": dim, "model.heads": heads, "model.seq_len": tokens,
-                "train.global_batch": batch, "train.steps": steps}
-    command = [options.trainer, "train", HERE / "gpt2.toml", "--run-dir", folder]
-    for pair in [f"{key}={value}" for key, value in settings.items()] + options.set:
-        command += ["--set", pair]
-    _, memory = watched(command)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return lines, memory
-
-
-def ours(options, column):
-    """Median of five windows behind the warm-up."""
-    with tempfile.TemporaryDirectory() as scratch:
-        scratch = pathlib.Path(scratch)
-        short, _ = train_ours(options, column, 20, scratch / "short")
-        a_step = statistics.median(line["seconds"] for line in short[5:])
-        warm, counted = (max(10, round(seconds / a_step)) for seconds in (options.warm_up, options.seconds))
-        lines, memory = train_ours(options, column, warm + counted, scratch / "long")
-    seconds = [line["seconds"] for line in lines[warm:]]
-    window = max(1, len(seconds) // 5)
-    windows = [statistics.mean(seconds[at:at + window]) for at in range(0, window * 5, window) if seconds[at:at + window]]
-    return {"seconds": statistics.median(windows), "memory": memory,
+    settings = pairs({"model.layers": layers, "model.dim": dim, "model.heads": heads, "model.seq_len": tokens,
+                      "train.global_batch": batch}) + options.set
+    # Folders side by side share compiled kernels and measured algorithms.
+    lines, memory, _ = train_for(options.trainer, HERE / "gpt2.toml", folder / column, settings,
+                                 options.warm_up + options.seconds + 0.5, options.warm_up + options.seconds + BESIDE)
+    return {"seconds": step_seconds(lines, options.warm_up), "memory": memory, "steps": len(lines),
             "first_loss": lines[0]["loss"], "last_loss": lines[-1]["loss"]}
 
 
-def torch(options, column):
+def torch(options, column, warm_up, seconds):
     layers, dim, heads, batch, tokens, *_ = COLUMNS[column]
     command = [sys.executable, HERE / "torch_peer.py", "--layers", layers, "--dim", dim, "--heads", heads, "--batch", batch,
-               "--tokens", tokens, "--warm-up", options.warm_up, "--seconds", options.seconds]
-    out, memory = watched(command)
-    return {**json.loads(out.splitlines()[-1]), "memory": memory}
+               "--tokens", tokens, "--warm-up", warm_up, "--seconds", seconds]
+    out, memory = run(command, warm_up + seconds + BESIDE)
+    return {**last_object(out), "memory": memory}
+
+
+def compile_all(options, columns):
+    """PyTorch keeps what it has compiled; only then can all columns be trained one after the other in a few minutes."""
+    with concurrent.futures.ThreadPoolExecutor(len(columns)) as pool:
+        begun = {column: pool.submit(torch, options, column, 0.0, 0.0) for column in columns}
+    return {column: str(begun[column].exception()) for column in columns if begun[column].exception()}
+
+
+def compare(options, column, scale, folder, refused):
+    """A column's numbers; what could not be measured is none, with the reason."""
+    result = {"ours": None, "torch": None, "llm.c, scaled": COLUMNS[column][5] * scale, "failures": []}
+    parts = {"ours": lambda: ours(options, column, folder)}
+    if column in refused:
+        result["failures"].append(f"torch: {refused[column]}")
+    elif not options.without_torch:
+        parts["torch"] = lambda: torch(options, column, options.warm_up, options.seconds)
+    for name, measure in parts.items():
+        try:
+            result[name] = measure()
+        except Failed as failed:
+            result["failures"].append(f"{name}: {failed}")
+    return result
+
+
+def row(column, result):
+    """Cells of the table's row, and whether its aims are met."""
+    _, _, _, batch, tokens, _, gib_peer, aim = COLUMNS[column]
+    rate = lambda part: batch * tokens / result[part]["seconds"] if result[part] else None
+    mine, torch, llm_c = rate("ours"), rate("torch"), result["llm.c, scaled"]
+    ratio = mine / max(llm_c, torch or 0) if mine else None
+    gib = [result[part]["memory"] / 2**30 if result[part] else None for part in ("ours", "torch")]
+    cell = lambda value, form: "-" if value is None else format(value, form)
+    cells = [column, cell(mine, ",.0f"), cell(torch, ",.0f"), cell(llm_c, ",.0f"), cell(ratio, ".3f"), f"{aim:.2f}",
+             cell(gib[0], ".1f"), cell(gib[1], ".1f"), f"{gib_peer:.1f}"]
+    return cells, ratio is not None and ratio >= aim and round(gib[0], 1) <= gib_peer
+
+
+HEAD = ["", "ours, tokens/s", "PyTorch", "llm.c, scaled", "ratio to the better", "aim", "GiB, ours", "PyTorch", "llm.c, at most"]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", help="default: the one on the path, else target/release/trainer")
+    parser.add_argument("--columns", default=",".join(COLUMNS), help="default: %(default)s")
+    parser.add_argument("--warm-up", type=float, default=10, help="seconds; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=4, help="that count; default: %(default)s")
+    parser.add_argument("--set", action="append", default=[], help="a setting of the trainer, as section.key=value")
+    parser.add_argument("--without-torch", action="store_true")
+    parser.add_argument("--out", type=pathlib.Path, help="results, without an ending")
+    options = parser.parse_args()
+    options.columns = options.columns.split(",")
+    unknown = [column for column in options.columns if column not in COLUMNS]
+    if unknown:
+        parser.error(f"no column {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
+    options.trainer = find_trainer(options.trainer)
+    return options
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trainer", default=shutil.which("trainer") or "target/release/trainer")
-    parser.add_argument("--columns", default=",".join(COLUMNS))
-    parser.add_argument("--warm-up", type=float, default=10)
-    parser.add_argument("--seconds", type=float, default=5)
-    parser.add_argument("--set", action="append", default=[], help="a setting of the trainer, as section.key=value")
-    parser.add_argument("--without-torch", action="store_true")
-    parser.add_argument("--out", type=pathlib.Path)
-    options = parser.parse_args()
-    columns = options.columns.split(",")
-    unknown = [column for column in columns if column not in COLUMNS]
-    if unknown:
-        parser.error(f"no column {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
-    if not os.path.exists(options.trainer):
-        parser.error(f"there is no '{options.trainer}': cargo build --release -p trainer")
-    probe = json.loads(watched([sys.executable, HERE / "torch_peer.py", "--probe"])[0].splitlines()[-1])
+    options, begin = arguments(), time.monotonic()
+    try:
+        probe = last_object(run([sys.executable, HERE / "torch_peer.py", "--probe"], BESIDE)[0])
+    except (Failed, OSError) as failed:
+        sys.exit(f"the product that llm.c's rates are scaled by cannot be measured: {failed}")
     scale = probe["tflops"] / PRODUCT
-    print(f"{probe['what']}: {probe['tflops']:.0f} TFLOP/s, {scale:.3f} of the card that llm.c was measured on")
-    results = {"date": time.strftime("%Y-%m-%d"), "probe": probe, "columns": {}}
-    head = f"{'':>8} {'ours':>9} {'torch':>9} {'llm.c':>9}   ratio to the better   GiB ours, torch, llm.c"
-    print(head)
-    for column in columns:
-        tokens = COLUMNS[column][3] * COLUMNS[column][4]
-        mine = ours(options, column)
-        peer = None if options.without_torch else torch(options, column)
-        rates = [tokens / mine["seconds"], tokens / peer["seconds"] if peer else float("nan"), COLUMNS[column][5] * scale]
-        better = max(rate for rate in rates[1:] if rate == rate)
-        gib = [mine["memory"] / 2**30, peer["memory"] / 2**30 if peer else float("nan"), COLUMNS[column][6]]
-        print(f"{column:>8} {rates[0]:>9.0f} {rates[1]:>9.0f} {rates[2]:>9.0f}   {rates[0] / better:>19.3f}   "
-              + ", ".join(f"{g:.1f}" for g in gib), flush=True)
-        results["columns"][column] = {"ours": mine, "torch": peer, "llm.c, scaled": rates[2], "ratio": rates[0] / better}
+    print(f"{probe['what']}: {probe['tflops']:.0f} TFLOP/s, {scale:.3f} of the card that llm.c was measured on", flush=True)
+    refused = {} if options.without_torch else compile_all(options, options.columns)
+    print(f"{time.monotonic() - begin:.0f} s: PyTorch's steps are compiled", flush=True)
+    results, rows, all_met = {}, [], True
+    with tempfile.TemporaryDirectory() as scratch:
+        for column in options.columns:
+            results[column] = compare(options, column, scale, pathlib.Path(scratch), refused)
+            cells, met = row(column, results[column])
+            rows.append(cells)
+            all_met = all_met and met
+            print(f"{time.monotonic() - begin:.0f} s: {', '.join(cells)}", *results[column]["failures"], sep="\n", flush=True)
+    text = f"{probe['what']}: {probe['tflops']:.0f} TFLOP/s, {scale:.3f} of {PRODUCT:.0f}\n\n{table(HEAD, rows)}\n"
+    print(f"\n{text}\n{'all aims are met' if all_met else 'aims are missed'}; {time.monotonic() - begin:.0f} s in all")
     if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(text)
+        whole = {"date": time.strftime("%Y-%m-%d"), "probe": probe, "columns": results, "seconds": time.monotonic() - begin}
+        options.out.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
+    if any(result["failures"] for result in results.values()):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

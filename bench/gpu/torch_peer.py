@@ -41,12 +41,12 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, layers, dim, heads):
+    def __init__(self, layers, dim, heads, rows=ROWS, positions=POSITIONS):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(ROWS, dim), nn.Embedding(POSITIONS, dim)
+        self.wte, self.wpe = nn.Embedding(rows, dim), nn.Embedding(positions, dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.ln_f = nn.LayerNorm(dim)
-        self.register_buffer("places", torch.arange(POSITIONS), persistent=False)
+        self.register_buffer("places", torch.arange(positions), persistent=False)
         for name, p in self.named_parameters():
             if p.dim() == 2:
                 residual = name.endswith(("proj.weight", "down.weight"))
@@ -58,8 +58,32 @@ class Gpt(nn.Module):
         x = self.wte(tokens) + self.wpe(self.places[: tokens.shape[1]])
         for block in self.blocks:
             x = block(x)
-        logits = F.linear(self.ln_f(x), self.wte.weight).float().view(-1, ROWS)
-        return F.cross_entropy(logits, targets.view(-1))
+        logits = F.linear(self.ln_f(x), self.wte.weight).float()
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+class Update:
+    """f32 masters and moments for a model of any type: clipping at 1, AdamW that decays matrices only."""
+
+    def __init__(self, model, rate):
+        self.params = list(model.parameters())
+        self.masters = [p.detach().float().clone().requires_grad_() for p in self.params]
+        for master in self.masters:
+            master.grad = torch.zeros_like(master)
+        decays = [{"params": [m for m in self.masters if (m.dim() == 2) == matrix], "weight_decay": 0.1 * matrix}
+                  for matrix in (True, False)]
+        on_card = self.params[0].is_cuda
+        rate = torch.tensor(rate, device="cuda") if on_card else rate
+        self.adam = torch.optim.AdamW(decays, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=True, capturable=on_card)
+
+    def step(self):
+        torch._foreach_copy_([m.grad for m in self.masters], [p.grad for p in self.params])
+        torch.nn.utils.clip_grad_norm_(self.masters, 1.0, foreach=True)
+        self.adam.step()
+        with torch.no_grad():
+            torch._foreach_copy_(self.params, self.masters)
+        for p in self.params:
+            p.grad = None
 
 
 class Training:
@@ -67,14 +91,7 @@ class Training:
         torch.manual_seed(1)
         with torch.device("cuda"):
             self.model = Gpt(a.layers, a.dim, a.heads).bfloat16()
-        self.params = list(self.model.parameters())
-        self.masters = [p.detach().float().requires_grad_() for p in self.params]
-        for master in self.masters:
-            master.grad = torch.zeros_like(master)
-        decays = [{"params": [m for m in self.masters if (m.dim() == 2) == matrix], "weight_decay": 0.1 * matrix}
-                  for matrix in (True, False)]
-        rate = torch.tensor(3e-4, device="cuda")
-        self.adam = torch.optim.AdamW(decays, lr=rate, betas=(0.9, 0.95), fused=True, capturable=True)
+        self.update = Update(self.model, 3e-4)
         self.forward = torch.compile(self.model, dynamic=False) if a.mode == "graph" else self.model
         draw = lambda: torch.randint(VOCAB, (a.batch, a.tokens + 1)).pin_memory()
         self.batches, self.at = [draw() for _ in range(8)], 0
@@ -87,13 +104,7 @@ class Training:
     def compute(self):
         loss = self.forward(self.batch[:, :-1].contiguous(), self.batch[:, 1:].contiguous())
         loss.backward()
-        torch._foreach_copy_([m.grad for m in self.masters], [p.grad for p in self.params])
-        torch.nn.utils.clip_grad_norm_(self.masters, 1.0, foreach=True)
-        self.adam.step()
-        with torch.no_grad():
-            torch._foreach_copy_(self.params, self.masters)
-        for p in self.params:
-            p.grad = None
+        self.update.step()
         return loss.detach()
 
     def step(self):

@@ -188,7 +188,7 @@ pub enum TraceEvent {
         /// What they said.
         note: Note,
     },
-    /// An operation ran.
+    /// An operation ran; on `cuda` also the whole launch of a graph.
     Ran {
         /// Rank.
         rank: u32,
@@ -198,7 +198,7 @@ pub enum TraceEvent {
         seq: u64,
         /// The node, if it ran inside the launch of a graph.
         node: Option<u32>,
-        /// Operation.
+        /// Operation, or graph.
         name: Label,
         /// Nanoseconds since tracing began; the step's number on `sim` and `dry`.
         start: u64,

@@ -26,6 +26,8 @@ pub enum Command {
     Groups(GroupsArgs),
     /// Show sizes, memory and batches of a configuration; train nothing.
     Plan(PlanArgs),
+    /// Write the weights that a configuration's run begins with; train nothing.
+    Init(InitArgs),
     /// Prove that a configuration's steps are free of races, or say what is missing; train nothing.
     Verify(VerifyArgs),
     /// Show what this machine and this build have, and what is missing.
@@ -108,6 +110,17 @@ pub struct PlanArgs {
     /// Draw the planned step as a timeline for ui.perfetto.dev: order and sizes, no times.
     #[arg(long, value_name = "FILE")]
     pub timeline: Option<PathBuf>,
+}
+
+/// `trainer init`
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct InitArgs {
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Folder for model.safetensors and config.json, as the transformers library reads them; made if it does not exist.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
 }
 
 /// `trainer verify`

@@ -6,9 +6,9 @@ use std::{
 };
 
 use crate::{
-    Cli, Clock, Command, Config, Detail, DeviceKind, Doctor, DoctorArgs, GroupsArgs, PlanArgs, RunEnd, RunOptions,
-    Signal, StopSource, TrainArgs, TrainError, VerifyArgs,
-    train::{default_run_dir, dry_run, plan_run, planned_detail, train},
+    Cli, Clock, Command, Config, Detail, DeviceKind, Doctor, DoctorArgs, GroupsArgs, InitArgs, PlanArgs, RunEnd,
+    RunOptions, Signal, StopSource, TrainArgs, TrainError, VerifyArgs,
+    train::{default_run_dir, dry_run, plan_run, planned_detail, train, write_initial_weights},
     verify::{verify_file, verify_run},
     write_timeline,
 };
@@ -33,6 +33,7 @@ pub fn run(cli: &Cli, stop: StopSource) -> Result<Outcome, TrainError> {
         Command::Train(args) => return run_train(args, stop),
         Command::Groups(args) => print(&groups_text(args)?)?,
         Command::Plan(args) => run_plan(args)?,
+        Command::Init(args) => run_init(args)?,
         Command::Verify(args) => return run_verify(args),
         Command::Doctor(args) => run_doctor(args)?,
     }
@@ -77,6 +78,11 @@ fn run_plan(args: &PlanArgs) -> Result<(), TrainError> {
     let Some(path) = &args.timeline else { return Ok(()) };
     write_timeline(path, &trace, Clock::Steps, &names)?;
     print(&format!("timeline: {}\n", path.display()))
+}
+
+fn run_init(args: &InitArgs) -> Result<(), TrainError> {
+    let [weights, config] = write_initial_weights(&args.config.load()?, &args.out)?;
+    print(&format!("weights: {}\nconfig: {}\n", weights.display(), config.display()))
 }
 
 fn run_verify(args: &VerifyArgs) -> Result<Outcome, TrainError> {

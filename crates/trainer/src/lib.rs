@@ -14,7 +14,7 @@ mod timeline; // a trace as a picture, for Perfetto
 mod verify; // steps proved free of races
 
 pub use self::{
-    cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, PlanArgs, TrainArgs, VerifyArgs, VerifyOn},
+    cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, InitArgs, PlanArgs, TrainArgs, VerifyArgs, VerifyOn},
     commands::{Outcome, run},
     config::{
         Arch, Config, DataConfig, DdpConfig, DeviceConfig, DeviceKind, Dispatch, GateMode, GraphConfig, GraphOrder,
@@ -30,6 +30,6 @@ pub use self::{
     timeline::{Clock, StreamNames, timeline, write_timeline},
     train::{
         Detail, ParallelSummary, Placement, RunEnd, RunOptions, RunPlan, Signal, StopSource, TimelineConfig, Trained,
-        default_run_dir, dry_run, plan_run, planned_detail, product_peak, trace_steps, train,
+        default_run_dir, dry_run, plan_run, planned_detail, product_peak, trace_steps, train, write_initial_weights,
     },
 };

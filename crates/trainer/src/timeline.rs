@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use device::{Machine, Mode, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNodeKind, WaitOutcome};
+use device::{Machine, Mode, Tick, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNodeKind, WaitOutcome};
 use serde_json::{Value, json};
 
 use crate::TrainError;
@@ -27,7 +27,10 @@ pub enum Clock {
 impl Clock {
     /// Of what `machine` traces.
     pub fn of(machine: &Machine) -> Clock {
-        if machine.driver() == "cpu" { Clock::Nanoseconds } else { Clock::Steps }
+        match Tick::of(machine) {
+            Tick::Nanosecond => Clock::Nanoseconds,
+            Tick::Step => Clock::Steps,
+        }
     }
 
     /// Start and end as nanoseconds; the end lies behind the start, so that arrows find something to begin and end in.
@@ -131,7 +134,9 @@ impl Picture {
         let mut rows: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for event in &trace.events {
             let (rank, row) = match event {
-                TraceEvent::Op { rank, stream, .. } | TraceEvent::Joint { rank, stream, .. } => (*rank, *stream),
+                TraceEvent::Op { rank, stream, .. }
+                | TraceEvent::Joint { rank, stream, .. }
+                | TraceEvent::Launch { rank, stream, .. } => (*rank, *stream),
                 TraceEvent::HostWait { rank, .. } => (*rank, HOST_ROW),
                 _ => continue,
             };
@@ -193,8 +198,11 @@ impl Picture {
         }
     }
 
-    /// Each node in the row of the stream that it was captured on.
+    /// Each node in the row of the stream that it was captured on, and the launch itself where times are those of
+    /// launches.
     fn launch(&mut self, rank: u32, stream: u32, seq: u64, graph: &TraceGraph) {
+        let nodes = json!({ "nodes": graph.nodes.len() });
+        self.slice(place(rank, stream, seq, None), stream, "graph", graph.name.as_str(), nodes);
         for (i, node) in (0..).zip(&graph.nodes) {
             let (name, kind, accesses) = match &node.what {
                 TraceNodeKind::Op { name, site, accesses, .. } => (format!("{name}@{site}"), "op", accesses),

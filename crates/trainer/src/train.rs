@@ -10,6 +10,7 @@ mod eval; // the loss on text that is not trained on
 mod eval_graphs; // its passes from captured graphs
 #[cfg(test)]
 mod layouts_test;
+mod initial; // the weights that a run begins with, as files
 mod loss_log; // losses on their way to the host, at most two steps behind
 mod normalize; // what a token's gradient is multiplied with
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub(crate) use self::rank::lay_out;
 pub use self::{
     data_parallel::ParallelSummary,
     detail::{Detail, planned_detail},
+    initial::write_initial_weights,
     peak::product_peak,
     plan::{RunPlan, dry_run, plan_run},
     run::{RunOptions, TimelineConfig, default_run_dir, train},

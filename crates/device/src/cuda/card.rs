@@ -387,6 +387,15 @@ impl Card {
         lock(&self.events).push(event);
         waited
     }
+
+    /// Records `event` where nothing is queued, and returns when it is reached, without a pause. The context is current.
+    pub(super) fn record_aside(&self, event: RawEvent) -> Result<(), CudaError> {
+        self.record(event, self.side)?;
+        while !self.is_reached(event)? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
 }
 
 /// A stream that goes with its owner, for captures.

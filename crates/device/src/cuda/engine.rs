@@ -19,11 +19,12 @@ use super::{
     event::{CardEvent, Point},
     gang::Gangs,
     graph,
-    host::{HostCall, run_host},
+    host::{HostCall, Told, run_host},
     memory::DeviceMemory,
     prepare::check_environment,
     requests,
-    stream::{Passed, on_card},
+    stream::{Along, Passed, on_card},
+    times::{self, Zeros},
     workers::Workers,
 };
 use crate::{
@@ -32,6 +33,7 @@ use crate::{
     device::DeviceInner,
     engine::{Engine, Waited},
     graph::GraphInner,
+    launch::LaunchBody,
     queue::{Item, Mark, OpAt, OpBody, StreamInner},
 };
 
@@ -57,6 +59,7 @@ pub(crate) struct CudaEngine {
     /// Streams whose lines stand at marks, and how many.
     pub(super) standing: Mutex<Vec<Arc<StreamInner>>>,
     pub(super) stand: AtomicUsize,
+    pub(super) zeros: Zeros,
 }
 
 impl CudaEngine {
@@ -82,6 +85,7 @@ impl CudaEngine {
             gangs: Mutex::default(),
             standing: Mutex::default(),
             stand: AtomicUsize::new(0),
+            zeros: Zeros::default(),
         })
     }
 
@@ -138,6 +142,9 @@ impl CudaEngine {
 
     pub(crate) fn instantiate(&self, device: &Arc<DeviceInner>, graph: &Arc<GraphInner>) -> Result<GraphOnCard, Error> {
         let card = self.card(device.rank);
+        // What ran once eagerly to be captured will not run so again, and the graph can work where that did.
+        self.look(device);
+        self.give_up_workspaces(device);
         let made = card.bind().and_then(|()| GraphOnCard::new(card, self, device, graph));
         made.map_err(|source| {
             if source.is_fatal() {
@@ -174,7 +181,7 @@ impl CudaEngine {
             item => self.send(stream, on, item).map_err(|error| self.fail_item(stream, item, error)).ok(),
         };
         let mark_next = match sent {
-            Some(host) => on.keep(item, host),
+            Some(along) => on.keep(item, along),
             None => on.keep_lost(item),
         };
         if mark_next {
@@ -182,18 +189,21 @@ impl CudaEngine {
         }
     }
 
-    fn send(
-        &self,
-        stream: &Arc<StreamInner>,
-        on: &StreamOnCard,
-        item: &Item,
-    ) -> Result<Option<Arc<HostCall>>, CudaError> {
+    fn send(&self, stream: &Arc<StreamInner>, on: &StreamOnCard, item: &Item) -> Result<Along, CudaError> {
         let card = &on.card;
         card.bind()?;
         match item {
             Item::Op(body) => match &body.op.launch {
-                Launch::Kernel(kernel) => on.send_kernel(kernel, &body.op.accesses, body.seq + 1)?,
+                Launch::Kernel(kernel) => {
+                    let interval = self.begin_interval(stream, on)?;
+                    on.send_kernel(kernel, &body.op.accesses, body.seq + 1)?;
+                    return Along::timed(interval, on);
+                }
                 launch => {
+                    let interval = match launch {
+                        Launch::Upload(_) | Launch::Download(_) => self.begin_interval(stream, on)?,
+                        _ => None,
+                    };
                     let call = self.host_call(stream, body, card)?;
                     let queued = match launch {
                         Launch::Upload(_) => call.queue_upload(card, on.raw),
@@ -204,21 +214,35 @@ impl CudaEngine {
                         }
                         _ => call.queue(card, on.raw),
                     };
-                    if let Err(error) = queued {
-                        // Some of it may be on its way.
-                        std::mem::forget(call);
-                        return Err(error);
+                    match queued.and_then(|()| Along::timed(interval, on)) {
+                        Ok(along) => return Ok(Along { host: Some(call), ..along }),
+                        Err(error) => {
+                            // Some of it may be on its way.
+                            std::mem::forget(call);
+                            return Err(error);
+                        }
                     }
-                    return Ok(Some(call));
                 }
             },
             Item::Record(mark) => record(on, mark)?,
             Item::Wait(mark) => on.wait_for(mark)?,
-            Item::Launch(Some(launch)) => on_card(launch).launch(on.raw, launch)?,
+            Item::Launch(Some(launch)) => return self.send_launch(stream, on, launch),
             Item::Joint(_) => unreachable!("BUG: a call that meets nobody"),
             Item::Launch(None) => unreachable!("BUG: this driver was never given one"),
         }
-        Ok(None)
+        Ok(Along::default())
+    }
+
+    /// The context is current.
+    pub(super) fn send_launch(
+        &self,
+        stream: &StreamInner,
+        on: &StreamOnCard,
+        launch: &LaunchBody,
+    ) -> Result<Along, CudaError> {
+        let interval = self.begin_interval(stream, on)?;
+        on_card(launch).launch(on.raw, launch)?;
+        Along::timed(interval, on)
     }
 
     fn host_call(
@@ -231,7 +255,9 @@ impl CudaEngine {
         // Without what waits for it: a download that nobody waits for goes with its last handle.
         let run = body.op.launch.on_host().expect("BUG: a kernel is no host operation");
         let op = Op { launch: Launch::Host(run.clone()), ..body.op.clone() };
-        let run = move |staged: &_| run_host(&device, &op, at, staged);
+        // Copies are timed on the card.
+        let told = if matches!(body.op.launch, Launch::Host(_)) { Told::AsItRuns } else { Told::Not };
+        let run = move |staged: &_| run_host(&device, (&op, at), staged, told);
         HostCall::new(card, &self.workers, &stream.device, &body.op.accesses, run)
     }
 
@@ -260,6 +286,9 @@ impl CudaEngine {
         let device = &stream.device;
         if !passed.items.is_empty() {
             device.machine.progress.fetch_add(1, Ordering::Relaxed);
+        }
+        for (at, interval) in &passed.ran {
+            times::tell(stream, &passed.items[*at], interval);
         }
         for (op, error) in passed.refused {
             let op = device.op_ref_of(op.op().name, op.op().site.as_str(), op.position());

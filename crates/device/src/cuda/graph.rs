@@ -19,7 +19,7 @@ use super::{
     collective::{CapturedCall, copies_alone},
     event::{CardEvent, Point},
     fault::Post,
-    host::{HostCall, run_host},
+    host::{HostCall, Told, run_host},
     steps::{self, Launchable, Place},
     workspace::Workspace,
 };
@@ -284,7 +284,7 @@ impl Making<'_> {
     fn upload(&self, node: u32) -> Result<Arc<HostCall>, CudaError> {
         let (device, graph, at) =
             (self.device.clone(), self.source.clone(), Position { stream: 0, seq: 0, node: Some(node) });
-        let run = move |staged: &_| run_host(&device, graph.op(node), at, staged);
+        let run = move |staged: &_| run_host(&device, (graph.op(node), at), staged, Told::Not);
         HostCall::new(self.card, self.engine.workers(), self.device, &self.source.op(node).accesses, run)
     }
 
@@ -298,7 +298,8 @@ impl Making<'_> {
                 let issued = lock(&issued);
                 issued.launches[(run - issued.ended) as usize]
             };
-            run_host(&device, graph.op(node), Position { stream, seq, node: Some(node) }, staged);
+            let at = Position { stream, seq, node: Some(node) };
+            run_host(&device, (graph.op(node), at), staged, Told::AsItRuns);
         })
     }
 }

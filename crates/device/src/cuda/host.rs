@@ -216,8 +216,16 @@ unsafe extern "C" fn begin(data: *mut c_void) {
     workers.submit(Box::new(move || call.run()));
 }
 
+/// Whether a trace learns when a function ran.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Told {
+    AsItRuns,
+    /// It fills or reads what the card copies, and the card tells when that was.
+    Not,
+}
+
 /// Runs the function of `op`, unless its device has failed; what it ends with is the device's.
-pub(super) fn run_host(device: &DeviceInner, op: &Op, at: Position, staged: &[Staged]) {
+pub(super) fn run_host(device: &DeviceInner, (op, at): (&Op, Position), staged: &[Staged], told: Told) {
     if device.failed() {
         return;
     }
@@ -229,7 +237,7 @@ pub(super) fn run_host(device: &DeviceInner, op: &Op, at: Position, staged: &[St
         device.machine.fail(device, cpu::failure(device.op_ref_of(op.name, op.site.as_str(), at), error));
     }
     device.machine.progress.fetch_add(1, Ordering::Relaxed);
-    if start > 0 {
+    if start > 0 && told == Told::AsItRuns {
         cpu::trace_run(device, at, op.name, start, device.machine.tracer.now());
     }
 }

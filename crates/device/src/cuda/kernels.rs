@@ -20,6 +20,9 @@ pub(super) const LOSS_THREADS: u32 = 512;
 pub(super) const NORM_THREADS: u32 = 1024;
 pub(super) const MOST_RUNS: usize = 64;
 
+/// Rows of bf16 that a team has in shared memory, as `norm_backward.cu` has them.
+pub(super) const STAGES: usize = 2;
+
 pub(super) const SOURCES: &[Source] = &[
     Source {
         file: "elementwise.cu",
@@ -33,7 +36,11 @@ pub(super) const SOURCES: &[Source] = &[
     },
     Source {
         file: "norm_backward.cu",
-        text: concat!(include_str!("kernels/team.cu"), include_str!("kernels/norm_backward.cu")),
+        text: concat!(
+            include_str!("kernels/staging.cu"),
+            include_str!("kernels/team.cu"),
+            include_str!("kernels/norm_backward.cu")
+        ),
         functions: &[
             "layer_norm_backward",
             "layer_norm_backward_f32",
@@ -84,7 +91,11 @@ pub(super) const SOURCES: &[Source] = &[
     },
     Source {
         file: "loss.cu",
-        text: include_str!("kernels/loss.cu"),
+        text: concat!(
+            include_str!("kernels/staging.cu"),
+            include_str!("kernels/loss.cu"),
+            include_str!("kernels/vocab.cu")
+        ),
         functions: &["cross_entropy", "cross_entropy_twice", "vocab_partials", "vocab_rescale", "vocab_finish"],
     },
     Source {
@@ -123,6 +134,8 @@ mod tests {
         let loss = SOURCES.iter().find(|source| source.file == "loss.cu").expect("a source").text;
         assert!(loss.contains(&format!("#define LOSS_THREADS {LOSS_THREADS}\n")));
         assert!(COMMON.contains(&format!("#define THREADS {THREADS}\n")));
+        let norms = SOURCES.iter().find(|source| source.file == "norm_backward.cu").expect("a source").text;
+        assert!(norms.contains(&format!("#define STAGES {STAGES}\n")));
         assert!(optimizer.contains(&format!("#define NORM_THREADS {NORM_THREADS}\n")));
         assert!(optimizer.contains(&format!("#define MOST_RUNS {MOST_RUNS}\n")));
     }

@@ -51,6 +51,16 @@ impl Line {
         None
     }
 
+    /// True when nobody had it: the caller runs it, to its end.
+    pub(super) fn take(&self) -> bool {
+        let mut held = lock(&self.0);
+        let idle = matches!(held.state, State::Idle);
+        if idle {
+            held.state = State::Running;
+        }
+        idle
+    }
+
     /// The next item for whoever runs the line; none at its end.
     pub(super) fn next(&self) -> Option<Item> {
         let mut held = lock(&self.0);
@@ -144,6 +154,8 @@ mod tests {
         assert!(marks.iter().all(|mark| is(line.next(), mark)));
         assert!(line.next().is_none());
         assert!(is(line.enter(item(1)), &marks[1]), "idle again at its end");
+        assert!(!line.take() && line.next().is_none() && line.take(), "whoever takes an idle line runs it");
+        assert!(line.enter(item(2)).is_none() && is(line.next(), &marks[2]));
     }
 
     #[test]

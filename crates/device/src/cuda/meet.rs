@@ -18,11 +18,12 @@ use super::{
     gang::{Entry, Gang, joints, launch_of},
     graph,
     line::State,
-    stream::{StreamOnCard, on_card},
+    stream::{Along, StreamOnCard, on_card},
 };
 use crate::{
     Departure,
     cpu::disagree,
+    device::DeviceInner,
     graph::NodeKind,
     joint::{Arrival, JointCall, JointRef},
     launch::LaunchBody,
@@ -39,6 +40,17 @@ impl CudaEngine {
         let mut todo = Todo::new();
         self.run_items(stream, Some(first), &mut todo);
         self.run_all(todo);
+    }
+
+    /// Streams of `device` that have nothing on its way give up what they worked in.
+    pub(super) fn give_up_workspaces(&self, device: &Arc<DeviceInner>) {
+        for stream in self.open_streams().iter().filter(|stream| Arc::ptr_eq(&stream.device, device)) {
+            let on = stream_on_card(stream);
+            if on.line.take() {
+                on.give_up_workspaces();
+                self.run_all(Todo::from([stream.clone()]));
+            }
+        }
     }
 
     fn run_all(&self, mut todo: Todo) {
@@ -198,19 +210,20 @@ impl CudaEngine {
         for arrival in arrivals {
             self.mark(&arrival.stream);
         }
-        let queued = self.queue_call(arrivals);
-        for (i, arrival) in arrivals.iter().enumerate() {
-            let on = stream_on_card(&arrival.stream);
+        let queued = self.queue_timed(arrivals);
+        let (intervals, failed) = match queued {
+            Ok(intervals) => (intervals, None),
+            Err(source) => (Vec::new(), Some(source)),
+        };
+        let mut intervals = intervals.into_iter();
+        for arrival in arrivals {
             if let JointRef::Call(call) = &arrival.joint {
-                on.keep(Item::Joint(call.clone()), None);
+                stream_on_card(&arrival.stream).keep(Item::Joint(call.clone()), intervals.next().unwrap_or_default());
             }
-            match queued.as_ref().ok().and_then(|marks| marks.get(i)) {
-                Some(mark) => drop(on.keep(Item::Record(mark.clone()), None)),
-                None => self.mark(&arrival.stream),
-            }
+            self.mark(&arrival.stream);
         }
         tell_failures(arrivals);
-        if let Err(source) = queued {
+        if let Some(source) = failed {
             // Some members may be on their way and wait for the others.
             if let Some(lease) = arrivals[0].joint.body().meeting.on_card.get() {
                 lease.give_up();
@@ -221,14 +234,27 @@ impl CudaEngine {
         }
     }
 
-    /// The marks behind it, by arrival; none yet for a group of one.
-    fn queue_call(&self, arrivals: &[Arrival]) -> Result<Vec<Arc<Mark>>, CudaError> {
+    /// As [`CudaEngine::queue_call`], with what each member's stream is to keep beside it.
+    fn queue_timed(&self, arrivals: &[Arrival]) -> Result<Vec<Along>, CudaError> {
+        let begin = |arrival: &Arrival| {
+            let on = stream_on_card(&arrival.stream);
+            on.card.bind().and_then(|()| self.begin_interval(&arrival.stream, on))
+        };
+        let begun = arrivals.iter().map(begin).collect::<Result<Vec<_>, _>>()?;
+        self.queue_call(arrivals)?;
+        let ended = arrivals.iter().zip(begun).map(|(arrival, interval)| {
+            let on = stream_on_card(&arrival.stream);
+            on.card.bind().and_then(|()| Along::timed(interval, on))
+        });
+        ended.collect()
+    }
+
+    fn queue_call(&self, arrivals: &[Arrival]) -> Result<(), CudaError> {
         let body = arrivals[0].joint.body();
         if let [alone] = arrivals {
             let on = stream_on_card(&alone.stream);
             on.card.bind()?;
-            copies_alone(body).into_iter().try_for_each(|copy| copy.queue(&on.card, on.raw))?;
-            return Ok(Vec::new());
+            return copies_alone(body).into_iter().try_for_each(|copy| copy.queue(&on.card, on.raw));
         }
         let lease = self.lease(&body.meeting)?;
         let turn = self.turn();
@@ -236,20 +262,19 @@ impl CudaEngine {
             arrivals.iter().map(|arrival| (arrival.joint.body(), stream_on_card(&arrival.stream).raw)).collect();
         let clique = lease.clique()?;
         clique.call_all(&turn, &calls)?;
-        let marks = arrivals.iter().map(|arrival| {
+        arrivals.iter().try_for_each(|arrival| {
             let (on, mark) = (stream_on_card(&arrival.stream), Arc::new(Mark::new()));
             on.card.bind().and_then(|()| record(on, &mark))?;
             clique.seats[arrival.joint.body().member].used(on.raw, &mark);
-            Ok(mark)
-        });
-        marks.collect()
+            Ok(())
+        })
     }
 
     /// A point that tells how far the stream is.
     pub(super) fn mark(&self, stream: &Arc<StreamInner>) {
         let (on, mark) = (stream_on_card(stream), Arc::new(Mark::new()));
         match on.card.bind().and_then(|()| record(on, &mark)) {
-            Ok(()) => drop(on.keep(Item::Record(mark), None)),
+            Ok(()) => drop(on.keep(Item::Record(mark), Along::default())),
             Err(error) => self.fail_item(stream, &Item::Record(mark), error),
         }
     }
@@ -260,22 +285,23 @@ impl CudaEngine {
         }
         // One order of all launches with collectives, on all ranks.
         let turn = self.turn();
-        let failed: Vec<Option<CudaError>> = entries
+        let sent: Vec<Result<Along, CudaError>> = entries
             .iter()
             .map(|Entry { launch, stream, .. }| {
                 let on = stream_on_card(stream);
-                on.card.bind().and_then(|()| on_card(launch).launch(on.raw, launch)).err()
+                on.card.bind().and_then(|()| self.send_launch(stream, on, launch))
             })
             .collect();
         drop(turn);
-        let any_failed = failed.iter().any(Option::is_some);
-        for (Entry { launch, stream, .. }, error) in entries.iter().zip(failed) {
+        let any_failed = sent.iter().any(Result::is_err);
+        for (Entry { launch, stream, .. }, sent) in entries.iter().zip(sent) {
             let (item, on) = (Item::Launch(Some(launch.clone())), stream_on_card(stream));
-            if let Some(error) = error {
-                self.fail_item(stream, &item, error);
-                on.keep_lost(item);
-            } else {
-                on.keep(item, None);
+            match sent {
+                Ok(along) => drop(on.keep(item, along)),
+                Err(error) => {
+                    self.fail_item(stream, &item, error);
+                    on.keep_lost(item);
+                }
             }
         }
         let arrivals: Vec<Arrival> = entries.iter().filter_map(Entry::arrival).collect();

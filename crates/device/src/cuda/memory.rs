@@ -35,6 +35,17 @@ impl Blocks {
     pub(super) fn take_all(&mut self) -> Vec<u64> {
         self.0.drain().flat_map(|(_, addresses)| addresses).collect()
     }
+
+    fn take(&mut self, size: usize) -> Option<u64> {
+        self.0.get_mut(&size).and_then(Vec::pop)
+    }
+
+    /// The smallest block of `size` bytes to twice as many, with its size.
+    fn take_about(&mut self, size: usize) -> Option<(u64, usize)> {
+        let fits = self.0.iter().filter(|(known, blocks)| (size..=2 * size).contains(*known) && !blocks.is_empty());
+        let known = fits.map(|(known, _)| *known).min()?;
+        self.take(known).map(|address| (address, known))
+    }
 }
 
 impl DeviceMemory {
@@ -42,11 +53,28 @@ impl DeviceMemory {
     pub(super) fn new(card: &Arc<Card>, bytes: usize, fresh: Fresh) -> Result<Option<DeviceMemory>, CudaError> {
         card.bind()?;
         let Some(size) = bytes.max(1).checked_next_multiple_of(512) else { return Ok(None) };
-        let known = lock(&card.freed).0.get_mut(&size).and_then(Vec::pop);
-        let address = match known {
-            Some(address) => address,
+        let known = lock(&card.freed).take(size).map(|address| (address, size));
+        DeviceMemory::known_or_new(card, known, size, fresh)
+    }
+
+    /// Of what was given back a block that may be larger, up to twice: for what is made seldom and never compared by size.
+    pub(super) fn about(card: &Arc<Card>, bytes: usize, fresh: Fresh) -> Result<Option<DeviceMemory>, CudaError> {
+        card.bind()?;
+        let Some(size) = bytes.max(1).checked_next_multiple_of(512) else { return Ok(None) };
+        let known = lock(&card.freed).take_about(size);
+        DeviceMemory::known_or_new(card, known, size, fresh)
+    }
+
+    fn known_or_new(
+        card: &Arc<Card>,
+        known: Option<(u64, usize)>,
+        size: usize,
+        fresh: Fresh,
+    ) -> Result<Option<DeviceMemory>, CudaError> {
+        let (address, size) = match known {
+            Some(known) => known,
             None => match allocate(card, size) {
-                Ok(address) => address,
+                Ok(address) => (address, size),
                 Err(error) if error.is_out_of_memory() => return Ok(None),
                 Err(error) => return Err(error),
             },
@@ -188,5 +216,24 @@ impl PinnedBlock {
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
         lock(&self.owner.pinned).free.entry(self.size).or_default().push(self.block);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_of_about_a_size_is_the_smallest_that_holds_it_and_no_more_than_twice_as_large() {
+        let mut blocks = Blocks::default();
+        for (size, address) in [(1024, 1), (4096, 2), (2048, 3), (2048, 4)] {
+            blocks.0.entry(size).or_default().push(address);
+        }
+        assert_eq!(blocks.take_about(1536), Some((4, 2048)));
+        assert_eq!(blocks.take_about(1536), Some((3, 2048)));
+        assert_eq!(blocks.take_about(1536), None);
+        assert_eq!(blocks.take_about(2048), Some((2, 4096)));
+        assert_eq!(blocks.take(1024), Some(1));
+        assert_eq!(blocks.take_all(), []);
     }
 }

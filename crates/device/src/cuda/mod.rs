@@ -41,6 +41,7 @@ mod requests; // what a kernel request becomes
 mod steps; // what is launched for a request, with what it works in
 mod stopwatch; // times on a card
 mod stream; // a stream's half on the card
+mod times; // when traced work ran
 mod stuck; // collectives that do not end
 mod uses; // one use of a communicator at a time
 mod workers; // threads for host operations

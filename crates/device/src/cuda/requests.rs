@@ -35,6 +35,7 @@ pub(super) fn steps(kernel: &Kernel, accesses: &[Access], sums: Sums) -> Vec<Ste
         Kernel::LayerNormGrad(spec) => calls(columns::layer_norm_grad(spec, accesses)),
         Kernel::RmsNormGrad(spec) => calls(columns::rms_norm_grad(spec, accesses)),
         Kernel::BiasGrad(spec) => calls(columns::bias_grad(spec, accesses)),
+        Kernel::BiasGrads(spec) => calls(columns::bias_grads(spec, accesses)),
         Kernel::EmbeddingGrad(spec) => calls(tokens::embedding_grad(spec, accesses)),
         Kernel::AdamW(spec) => calls(training::adamw(spec, accesses)),
         _ => vec![Step::Call(call(kernel, accesses))],
@@ -106,10 +107,15 @@ fn factor(by: By, accesses: &[Access]) -> Value {
 
 /// `Keep`: the scalar is the last access.
 fn keep(old: Old, accesses: &[Access]) -> Value {
+    keep_at(old, accesses, accesses.len() - 1)
+}
+
+/// `Keep`: the scalar, if there is one, is access `at`.
+fn keep_at(old: Old, accesses: &[Access], at: usize) -> Value {
     match old {
         Old::Overwrite => Value::words([0, 0]),
         Old::Add => Value::words([1, 0]),
-        Old::Keep => Value::words([2, address(last(accesses))]),
+        Old::Keep => Value::words([2, address(&accesses[at].view)]),
     }
 }
 

@@ -46,10 +46,21 @@ impl Stopwatch {
             }
             thread::yield_now();
         }
+        self.milliseconds_to(self.end).map(|milliseconds| milliseconds / 1e3)
+    }
+
+    /// From its first record to that of `event`, which has been reached: 0 if that was before.
+    pub(super) fn nanoseconds_to(&self, event: RawEvent) -> Result<u64, CudaError> {
+        self.card.bind()?;
+        self.milliseconds_to(event).map(|milliseconds| (milliseconds * 1e6) as u64)
+    }
+
+    /// The context is current.
+    fn milliseconds_to(&self, event: RawEvent) -> Result<f64, CudaError> {
         let mut milliseconds = 0.0f32;
         // SAFETY: both events are of this card and have been reached; writes one number.
-        let code = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, self.begin.0, self.end.0) };
-        card.check("cuEventElapsedTime", code).map(|()| f64::from(milliseconds) / 1e3)
+        let code = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, self.begin.0, event.0) };
+        self.card.check("cuEventElapsedTime", code).map(|()| f64::from(milliseconds))
     }
 }
 

@@ -9,13 +9,13 @@ use cudarc::driver::sys;
 
 use super::{
     CudaError,
-    blaslt::WORKSPACE,
     card::{Card, RawStream, lock},
     fault::{Post, Refused},
     graph::GraphOnCard,
     host::HostCall,
     line::Line,
     requests, steps,
+    times::Interval,
     workspace::Workspace,
 };
 use crate::{
@@ -49,8 +49,25 @@ struct Sent {
     item: Item,
     /// Its mark is on the card, if it has one. That of an item that did not get there tells nothing of what is before.
     placed: bool,
+    along: Along,
+}
+
+/// What is kept beside an item.
+#[derive(Default)]
+pub(super) struct Along {
     /// The card writes to its copies.
-    _host: Option<Arc<HostCall>>,
+    #[expect(dead_code, reason = "kept for as long as the item, and read by nobody")]
+    pub(super) host: Option<Arc<HostCall>>,
+    /// If somebody traces.
+    pub(super) interval: Option<Interval>,
+}
+
+impl Along {
+    /// The interval ends here.
+    pub(super) fn timed(interval: Option<Interval>, on: &StreamOnCard) -> Result<Along, CudaError> {
+        let interval = interval.map(|interval| interval.end(on)).transpose()?;
+        Ok(Along { host: None, interval })
+    }
 }
 
 /// What the card has passed since one looked last.
@@ -58,12 +75,17 @@ struct Sent {
 pub(super) struct Passed {
     /// To be dropped when no lock is held: they may own the last handles of anything.
     pub(super) items: Vec<Item>,
+    /// When some of them ran, by place among them.
+    pub(super) ran: Vec<(usize, Interval)>,
     /// Values that kernels refused.
     pub(super) refused: Vec<(OpAt, OpError)>,
 }
 
 /// Operations without a mark among them, at most; then one is made, so that what they hold can go.
 const LOOSE: usize = 64;
+
+/// Bytes of a workspace that is made, at least.
+const SMALLEST: usize = 1 << 20;
 
 impl Sent {
     fn is_operation(&self) -> bool {
@@ -104,19 +126,27 @@ impl StreamOnCard {
         if let Some(last) = workspaces.last().filter(|last| last.bytes() >= bytes) {
             return Ok(last.clone());
         }
-        let made = Arc::new(Workspace::new(&self.card, bytes.max(WORKSPACE).next_power_of_two())?);
+        let made = Arc::new(Workspace::new(&self.card, bytes.max(SMALLEST).next_power_of_two())?);
         workspaces.push(made.clone());
         Ok(made)
     }
 
+    /// Gives up what its kernels worked in, if none is on its way. The caller has the line, so none gets there meanwhile.
+    pub(super) fn give_up_workspaces(&self) {
+        let flight = lock(&self.flight);
+        let idle = !flight.sent.iter().any(Sent::is_operation);
+        let workspaces = if idle { std::mem::take(&mut *lock(&self.workspaces)) } else { Vec::new() };
+        drop((flight, workspaces));
+    }
+
     /// Keeps what was sent. True when it is time for a mark.
-    pub(super) fn keep(&self, item: Item, host: Option<Arc<HostCall>>) -> bool {
-        self.add(Sent { item, placed: true, _host: host })
+    pub(super) fn keep(&self, item: Item, along: Along) -> bool {
+        self.add(Sent { item, placed: true, along })
     }
 
     /// Keeps what did not get to the card, until the stream has passed: it may own the last handles of anything.
     pub(super) fn keep_lost(&self, item: Item) -> bool {
-        self.add(Sent { item, placed: false, _host: None })
+        self.add(Sent { item, placed: false, along: Along::default() })
     }
 
     fn add(&self, sent: Sent) -> bool {
@@ -158,6 +188,7 @@ impl StreamOnCard {
                 }
                 _ => {}
             }
+            passed.ran.extend(sent.along.interval.map(|interval| (passed.items.len(), interval)));
             passed.items.push(sent.item);
         }
     }

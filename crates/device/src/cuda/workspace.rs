@@ -19,7 +19,7 @@ impl Workspace {
 
     /// With `bytes` to work in. The context is current.
     pub(super) fn new(card: &Arc<Card>, bytes: usize) -> Result<Workspace, CudaError> {
-        let memory = DeviceMemory::new(card, Self::HEAD + bytes, Fresh::Zeroed)?;
+        let memory = DeviceMemory::about(card, Self::HEAD + bytes, Fresh::Zeroed)?;
         let memory = memory.ok_or(CudaError::NoWorkspace { card: card.ordinal, bytes })?;
         let one = 1.0f32.to_bits();
         // SAFETY: the first bytes of fresh memory, which nobody else knows.

@@ -45,8 +45,8 @@ pub(crate) use self::gemm_shape::MatrixShape;
 pub use self::norm::{LayerNorm, LayerNormBackward, LayerNormGrad, Residual, StretchSums};
 pub use self::norm::{LayerNormBackwardSpec, LayerNormGradSpec, LayerNormSpec};
 pub(crate) use self::norm::{Skip, stretch};
-pub use self::reduce::{BiasGrad, ClipFactor, SquaredNorm, Sum};
-pub use self::reduce::{BiasGradSpec, ClipFactorSpec, SquaredNormSpec, SumSpec};
+pub use self::reduce::{BiasGrad, BiasGrads, ClipFactor, SquaredNorm, Sum};
+pub use self::reduce::{BiasGradSpec, BiasGradsSpec, ClipFactorSpec, SquaredNormSpec, SumSpec};
 pub use self::rms_norm::{RmsNorm, RmsNormBackward, RmsNormGrad};
 pub use self::rms_norm::{RmsNormBackwardSpec, RmsNormGradSpec, RmsNormSpec};
 pub use self::rotary::{Rotary, RotaryTable, Turning};
@@ -117,6 +117,8 @@ pub enum Kernel {
     Axpy(AxpySpec),
     /// [`BiasGrad`].
     BiasGrad(BiasGradSpec),
+    /// [`BiasGrads`].
+    BiasGrads(BiasGradsSpec),
     /// [`Sum`].
     Sum(SumSpec),
     /// [`SquaredNorm`].
@@ -191,6 +193,7 @@ impl Kernel {
             Kernel::Add(k) => ask(k),
             Kernel::Axpy(k) => ask(k),
             Kernel::BiasGrad(k) => ask(k),
+            Kernel::BiasGrads(k) => ask(k),
             Kernel::Sum(k) => ask(k),
             Kernel::SquaredNorm(k) => ask(k),
             Kernel::ClipFactor(k) => ask(k),

@@ -62,6 +62,68 @@ impl Work for BiasGradSpec {
     }
 }
 
+/// Two [`BiasGrad`]s of one size in one operation, with the same bits: what a norm's backward pass leaves of its weight and
+/// its bias.
+#[derive(Clone, Copy, Debug)]
+pub struct BiasGrads<'a> {
+    /// Matrices of the same sizes and element type.
+    pub each: [BiasGrad<'a>; 2],
+}
+
+impl BiasGrads<'_> {
+    /// Accesses: dy and dbias of the first, of the second, then keep of the first, of the second.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`] or [`Error::ElementType`] if the tensors do not fit.
+    pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
+        let check = Check::new("bias_grads", site);
+        let [first, second] = self.each;
+        let (dy, other) = (("first dy", first.dy), ("second dy", second.dy));
+        check.real(&[dy])?;
+        check.dtype(first.dy.dtype(), &[other])?;
+        check.same_sizes(&[dy, other])?;
+        let outputs = [("first dbias", first.dbias), ("second dbias", second.dbias)];
+        check.dtype(DType::F32, &outputs)?;
+        check.per_column(dy, &outputs)?;
+        let both = self.each.iter().flat_map(|grad| [Access::read(grad.dy), grad.into.output(grad.dbias)]);
+        let mut accesses: Vec<Access> = both.collect();
+        let old = [first.into.push_scalar(&check, &mut accesses)?, second.into.push_scalar(&check, &mut accesses)?];
+        Ok(check.launch(accesses, Kernel::BiasGrads(BiasGradsSpec { old })))
+    }
+}
+
+/// Settings of [`Kernel::BiasGrads`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BiasGradsSpec {
+    pub(crate) old: [Old; 2],
+}
+
+impl BiasGradsSpec {
+    /// The access of the scalar of each that has one.
+    pub(crate) fn keeps(&self) -> [usize; 2] {
+        [4, 4 + usize::from(self.old[0] == Old::Keep)]
+    }
+
+    fn cut(accesses: &[Access]) -> Cut {
+        let dy = &accesses[0].view;
+        Cut::cols(dy.cols(), dy.row_count() * 8, PIECE_BYTES)
+    }
+}
+
+impl Work for BiasGradsSpec {
+    fn tiles(&self, accesses: &[Access]) -> usize {
+        Self::cut(accesses).pieces()
+    }
+
+    fn tile(&self, accesses: &[Access], tile: usize) -> Vec<Access> {
+        Self::cut(accesses).accesses(accesses, &[0, 1, 2, 3], tile)
+    }
+
+    fn flops(&self, accesses: &[Access]) -> u64 {
+        2 * accesses[0].view.numel() as u64
+    }
+}
+
 /// total = factor · Σ x over all elements, f32, summed in f64. Not cut: for losses, partial sums and the like.
 #[derive(Clone, Copy, Debug)]
 pub struct Sum<'a> {

@@ -46,6 +46,11 @@ impl Tracer {
         self.on.load(Ordering::Relaxed)
     }
 
+    /// Which recording goes on; none when tracing is off.
+    pub(crate) fn recording(&self) -> Option<u64> {
+        self.is_on().then(|| self.began.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn start(&self) {
         self.buffers.iter().for_each(|buffer| lock(buffer).clear());
         self.next.store(0, Ordering::Relaxed);

@@ -37,7 +37,7 @@ impl WaitSpan {
 /// What a trace counts time in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tick {
-    /// Nanoseconds, on `cpu`.
+    /// Nanoseconds, on `cpu` and `cuda`.
     Nanosecond,
     /// Operations of all ranks that the simulator has run, one at a time.
     Step,
@@ -47,7 +47,7 @@ impl Tick {
     /// Of what `machine` traces.
     #[must_use]
     pub fn of(machine: &Machine) -> Tick {
-        if machine.driver() == "cpu" { Tick::Nanosecond } else { Tick::Step }
+        if matches!(machine.driver(), "cpu" | "cuda") { Tick::Nanosecond } else { Tick::Step }
     }
 
     /// A time in words.

@@ -87,12 +87,11 @@ fn sums_over_stretches_of_rows_add_up_to_the_gradients_as_exactly_as_on_the_host
         let both = Some(StretchSums { dweight: &sums[0], dbias: &sums[1] });
         b.run(LayerNormBackward { dy, x, weight, mean, rstd, skip, dx, sums: both }.op("test"));
         b.run(RmsNormBackward { dy, x, weight, rstd, skip, dx, sums: Some(&sums[2]) }.op("test"));
-        let gradient = |sums: &View| {
-            let gradient = b.tensor(&[cols], DType::F32, Lie::Whole);
-            b.run(BiasGrad { dy: sums, dbias: &gradient.view, into: Accumulate::Overwrite }.op("test"));
-            gradient
-        };
-        sums.iter().map(gradient).collect()
+        let [dweight, dbias, scaled] = [0; 3].map(|_| b.tensor(&[cols], DType::F32, Lie::Whole));
+        let grad = |dy, dbias| BiasGrad { dy, dbias, into: Accumulate::Overwrite };
+        b.run(BiasGrads { each: [grad(&sums[0], &dweight.view), grad(&sums[1], &dbias.view)] }.op("test"));
+        b.run(grad(&sums[2], &scaled.view).op("test"));
+        vec![dweight, dbias, scaled]
     });
 }
 
@@ -107,13 +106,19 @@ fn sums_of_columns_give_the_same_bits_whether_they_take_whole_runs_or_not() {
                 let [mean, rstd] = [3, 4].map(|seed| b.vector(&values(DType::F32, seed, rows)));
                 let [dweight, dbias, scaled, fresh] = [0; 4].map(|_| b.tensor(&[cols], DType::F32, Lie::Whole));
                 let added = b.holding(&[cols], DType::F32, Lie::Whole, &values(DType::F32, 5, cols));
+                let pair =
+                    [6, 7].map(|seed| b.holding(&[cols], DType::F32, Lie::Whole, &values(DType::F32, seed, cols)));
                 let (dy, x, mean, rstd, into) = (&dy.view, &x.view, &mean, &rstd, Accumulate::Overwrite);
                 let (dw, db) = (&dweight.view, &dbias.view);
                 b.run(LayerNormGrad { dy, x, mean, rstd, dweight: dw, dbias: db, into }.op("test"));
                 b.run(RmsNormGrad { dy, x, rstd, dweight: &scaled.view, into }.op("test"));
                 b.run(BiasGrad { dy, dbias: &fresh.view, into }.op("test"));
                 b.run(BiasGrad { dy, dbias: &added.view, into: Accumulate::Add }.op("test"));
-                vec![dweight, dbias, scaled, fresh, added]
+                let of = |dy, dbias, into| BiasGrad { dy, dbias, into };
+                let each = [of(x, &pair[0].view, into), of(dy, &pair[1].view, Accumulate::Add)];
+                b.run(BiasGrads { each }.op("test"));
+                let [first, second] = pair;
+                vec![dweight, dbias, scaled, fresh, added, first, second]
             });
         }
     }

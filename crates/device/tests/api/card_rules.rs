@@ -35,6 +35,45 @@ fn a_kernel_that_a_card_does_not_have_is_refused_by_name() {
 }
 
 #[test]
+fn a_trace_tells_when_operations_and_launches_of_a_card_ran() {
+    let _turn = card_turn();
+    let machine = cuda().machine();
+    let (device, one) = open(&machine, 0, "one");
+    let (two, x, y) = (device.stream("two").unwrap(), floats(&device, "x", 1 << 20), floats(&device, "y", 1 << 20));
+    let ready = device.event("ready");
+    let fill = |y: &View| Fill { y, value: 1.0 }.op("test").unwrap();
+    one.launch(fill(&x)).unwrap();
+    one.synchronize().unwrap();
+    for _ in 0..2 {
+        machine.trace_start();
+        one.launch(fill(&x)).unwrap();
+        one.record(&ready).unwrap();
+        two.wait(&ready, Why("test.ready")).unwrap();
+        two.launch(Cast { x: &x, y: &y }.op("test").unwrap()).unwrap();
+        let graph = captured(&two, || (0..3).for_each(|_| two.launch(fill(&y)).unwrap())).instantiate().unwrap();
+        two.launch_graph(&graph).unwrap();
+        device.synchronize().unwrap();
+        let trace = machine.trace_stop();
+        let mut ran: Vec<(u64, u64, String)> = Vec::new();
+        ran.extend(trace.events.iter().filter_map(|event| match event {
+            TraceEvent::Ran { node: None, name, start, end, .. } => Some((*start, *end, name.to_string())),
+            _ => None,
+        }));
+        ran.sort();
+        let names: Vec<&str> = ran.iter().map(|(.., name)| name.as_str()).collect();
+        assert_eq!(names[..2], ["fill", "cast"], "{ran:?}");
+        assert_eq!(ran.len(), 3, "an operation each, and the launch: {ran:?}");
+        // 4 MiB take longer than a card's clock ticks, and nothing here takes a second.
+        assert!(ran.iter().all(|(start, end, _)| start < end && *end < 1_000_000_000), "{ran:?}");
+        assert!(ran.windows(2).all(|pair| pair[0].1 <= pair[1].0), "one behind the other: {ran:?}");
+    }
+    one.launch(fill(&x)).unwrap();
+    one.synchronize().unwrap();
+    machine.trace_start();
+    assert!(machine.trace_stop().events.is_empty());
+}
+
+#[test]
 fn a_card_that_is_not_there_is_refused_with_how_many_there_are() {
     let _turn = card_turn();
     drop(cuda());

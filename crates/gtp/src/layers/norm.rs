@@ -6,7 +6,10 @@ use device::{
 };
 use pgroups::{Param, Weights};
 
-use super::{LayerError, grad::bias_grad};
+use super::{
+    LayerError,
+    grad::{bias_grad, bias_grads},
+};
 
 /// y = (x − mean) · rstd · weight + bias over the last dimension, or x · rstd · weight.
 ///
@@ -139,10 +142,13 @@ impl Norm {
     /// # Errors
     /// As [`Norm::backward_input`].
     pub fn backward_weight(&self, f: &mut Frame, w: &mut dyn Weights) -> Result<(), LayerError> {
-        bias_grad(&self.weight, &f.saved(self.tags.dweight)?, &self.site, f, w)?;
+        let dweight = f.saved(self.tags.dweight)?;
         match &self.bias {
-            None => Ok(()),
-            Some(bias) => bias_grad(bias, &f.saved(self.tags.dbias)?, &self.site, f, w),
+            None => bias_grad(&self.weight, &dweight, &self.site, f, w),
+            Some(bias) => {
+                let dbias = f.saved(self.tags.dbias)?;
+                bias_grads([(&self.weight, &dweight), (bias, &dbias)], &self.site, f, w)
+            }
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn check_outputs(dir: &Path, timeline: Option<&TimelineConfig>) -> Re
     check_writable(path)
 }
 
-fn make_folder(path: &Path) -> Result<(), TrainError> {
+pub(super) fn make_folder(path: &Path) -> Result<(), TrainError> {
     fs::create_dir_all(path).map_err(|source| TrainError::Write { path: path.to_owned(), source })
 }
 

@@ -325,6 +325,11 @@ pub(crate) fn gpt_plan(config: &Config) -> Result<GptPlan, TrainError> {
 
 /// As [`gpt_plan`], or everything of it that its layout cannot share.
 pub(crate) fn lay_out(config: &Config) -> Result<GptPlan, ConfigViolations> {
+    GptPlan::on(sizes(config), &config.ranks(), sharded::shard_config(config))
+}
+
+/// Of the model, whatever its layout.
+pub(super) fn sizes(config: &Config) -> model::GptConfig {
     let m = &config.model;
     let arch = match m.arch {
         Arch::Gpt2 => model::Arch::Gpt2,
@@ -333,7 +338,7 @@ pub(crate) fn lay_out(config: &Config) -> Result<GptPlan, ConfigViolations> {
             model::Arch::Llama(LlamaConfig { kv_heads: m.kv_heads, rope_base })
         }
     };
-    let sizes = model::GptConfig {
+    model::GptConfig {
         arch,
         layers: m.layers,
         dim: m.dim,
@@ -343,8 +348,7 @@ pub(crate) fn lay_out(config: &Config) -> Result<GptPlan, ConfigViolations> {
         vocab_rows: m.vocab_rows,
         seq_len: m.seq_len,
         output: if m.tied { model::Output::Tied } else { model::Output::Own },
-    };
-    GptPlan::on(sizes, &config.ranks(), sharded::shard_config(config))
+    }
 }
 
 /// This rank's place among those that read data of their own.

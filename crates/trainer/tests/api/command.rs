@@ -40,6 +40,26 @@ fn groups_prints_every_key_as_json() {
 }
 
 #[test]
+fn init_writes_weights_and_their_configuration_and_needs_no_text() {
+    let folder = Folder::with_config("[train]\nsteps = 2\nglobal_batch = 4\n");
+    let (config, out) = (folder.config(), folder.path().join("weights"));
+    let [config, out_dir] = [&config, &out].map(|path| path.to_str().unwrap());
+    let set = ["--set", "data.path=nothing/*.txt", "--set", "device.kind=cuda"];
+    let output = trainer(&[&["init", config, "--out", out_dir], &set[..]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(
+        stdout(&output).contains("weights: ") && stdout(&output).contains("model.safetensors"),
+        "{}",
+        stdout(&output)
+    );
+    let file = std::fs::read(out.join("model.safetensors")).unwrap();
+    assert!(String::from_utf8_lossy(&file).contains("transformer.wte.weight"));
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(out.join("config.json")).unwrap()).unwrap();
+    assert_eq!(json["model_type"], "gpt2");
+    assert!(!trainer(&["init", config]).status.success(), "without --out there is nowhere to write to");
+}
+
+#[test]
 fn groups_follows_the_order_it_is_given() {
     let args = ["groups", "--world", "8", "--layout", "tp=2,pp=2,dp=2", "--order", "tp-pp-dp", "--json"];
     let groups: serde_json::Value = serde_json::from_str(&stdout(&trainer(&args))).unwrap();

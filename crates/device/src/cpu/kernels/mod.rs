@@ -75,6 +75,7 @@ fn compute(kernel: &Kernel, args: &mut Args<'_>) -> Result<(), OpError> {
         Kernel::Add(spec) => elementwise::add(spec, args)?,
         Kernel::Axpy(spec) => elementwise::axpy(spec, args)?,
         Kernel::BiasGrad(spec) => reduce::bias_grad(spec, args)?,
+        Kernel::BiasGrads(spec) => reduce::bias_grads(spec, args)?,
         Kernel::Sum(spec) => reduce::sum(spec, args)?,
         Kernel::SquaredNorm(_) => reduce::squared_norm(args)?,
         Kernel::ClipFactor(spec) => reduce::clip_factor(spec, args)?,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Args, DType, OpError, Rows, bf16,
-    ops::{BiasGradSpec, ClipFactorSpec, SquaredNorm, SumSpec},
+    ops::{BiasGradSpec, BiasGradsSpec, ClipFactorSpec, SquaredNorm, SumSpec},
 };
 
 /// Rows whose sum is finished before it joins the total: rounding errors grow with the square root of the longer of
@@ -108,6 +108,15 @@ pub(super) fn bias_grad(spec: &BiasGradSpec, args: &mut Args<'_>) -> Result<(), 
     let (dy, dbias) = (args.rows(0)?, args.write(1)?);
     let keep = lines::keep(spec.old, args, 2)?;
     bias_grad_cols(dy, dbias, keep);
+    Ok(())
+}
+
+pub(super) fn bias_grads(spec: &BiasGradsSpec, args: &mut Args<'_>) -> Result<(), OpError> {
+    for (which, (old, keep)) in spec.old.into_iter().zip(spec.keeps()).enumerate() {
+        let (dy, dbias) = (args.rows(2 * which)?, args.write(2 * which + 1)?);
+        let keep = lines::keep(old, args, keep)?;
+        bias_grad_cols(dy, dbias, keep);
+    }
     Ok(())
 }
 

@@ -151,40 +151,56 @@ extern "C" __global__ void column_sums_scaled(
     sums_of_kind<SCALED>({dy, x, rstd, rstd, dweight, dweight, keep, runs, step, scratch});
 }
 
-// Sums `count` entries of each column in f64: a block for 32 columns, whose warps take turns. Every thread of the first
-// warp gets its column's.
-template <class Entry> __device__ inline double column_of(u64 col, u64 cols, u64 count, const Entry& entry) {
+// The sum in f64 of `count` entries of a column: of a block, thread t has column t % lanes of as many, and every so many
+// entries, of which it loads a group at once. The first `lanes` threads get the sums. So a block has few columns, and
+// there are many blocks.
+template <class Entry> __device__ inline double column_of(u32 lanes, u64 count, const Entry& entry) {
     __shared__ double parts[WARPS][32];
+    u32 step = THREADS / lanes;
     double own = 0.0;
-    for (u64 first = threadIdx.x / 32; first < count; first += WARPS * GROUP) {
-        double some[GROUP];
+    for (u64 first = threadIdx.x / lanes; first < count; first += step * GROUP) {
+        decltype(entry(first)) some[GROUP];
 #pragma unroll
-        for (int k = 0; k < GROUP; k++) {
-            u64 at = first + k * WARPS;
-            some[k] = at < count && col < cols ? (double)entry(at) : 0.0;
-        }
+        for (int k = 0; k < GROUP; k++) some[k] = first + k * step < count ? entry(first + k * step) : 0;
 #pragma unroll
-        for (int k = 0; k < GROUP; k++) own += some[k];
+        for (int k = 0; k < GROUP; k++) own += (double)some[k];
     }
+    for (u32 away = 16; away >= lanes; away /= 2) own += __shfl_xor_sync(0xFFFFFFFFu, own, away);
     __syncthreads();
-    parts[threadIdx.x / 32][threadIdx.x % 32] = own;
+    if (threadIdx.x % 32 < lanes) parts[threadIdx.x / 32][threadIdx.x % 32] = own;
     __syncthreads();
     double sum = 0.0;
-    for (int w = 0; w < WARPS; w++) sum += parts[w][threadIdx.x % 32];
+    for (int w = 0; w < WARPS && threadIdx.x < lanes; w++) sum += parts[w][threadIdx.x];
     return sum;
 }
 
+// An entry of a result, whose old value is on its way before the new one is known.
+struct Result {
+    float kept, old;
+};
+__device__ inline Result result_of(const Mat& out, u64 at, const Keep& keep) {
+    float kept = keep_factor(keep);
+    return {kept, kept == 0.0f ? 0.0f : get(out, at)};
+}
+__device__ inline void put_result(const Mat& out, u64 at, const Result& r, double sum) {
+    put(out, at, r.kept == 0.0f ? (float)sum : fmaf(r.kept, r.old, (float)sum));
+}
+
+// Columns of a block of `fold`.
+#define FOLDED 8
+
 extern "C" __global__ void fold(Mat dweight, Mat dbias, Keep keep, u64 runs, u64 scratch, Post post) {
     begin(post);
-    float kept = keep_factor(keep);
-    u64 cols = dweight.cols, tiles = (cols + 31) / 32;
+    u64 cols = dweight.cols, tiles = (cols + FOLDED - 1) / FOLDED;
     for (u64 job = blockIdx.x; job < tiles * (dbias.rows ? 2 : 1); job += gridDim.x) {
-        u64 second = job / tiles, col = job % tiles * 32 + threadIdx.x % 32;
+        u64 second = job / tiles, col = job % tiles * FOLDED + threadIdx.x % FOLDED;
         const double* in = (const double*)scratch + second * runs * cols + col;
-        double sum = column_of(col, cols, runs, [&](u64 run) { return in[run * cols]; });
-        if (threadIdx.x >= 32 || col >= cols) continue;
-        if (second) accumulate(dbias, col, kept, (float)sum);
-        else accumulate(dweight, col, kept, (float)sum);
+        const Mat out = second ? dbias : dweight;
+        bool is_there = col < cols, has_result = is_there && threadIdx.x < FOLDED;
+        Result result = {};
+        if (has_result) result = result_of(out, col, keep);
+        double sum = column_of(FOLDED, is_there ? runs : 0, [&](u64 run) { return in[run * cols]; });
+        if (has_result) put_result(out, col, result, sum);
     }
 }
 
@@ -220,14 +236,29 @@ extern "C" __global__ void column_sums_of_group(Mat dy, Mat dbias, Keep keep, Po
     else group_sums<0>(dy, dbias, kept);
 }
 
-// Of so few rows that one launch is faster than two.
-extern "C" __global__ void column_sums_of_few(Mat dy, Mat dbias, Keep keep, Post post) {
+struct Few {
+    Mat dy, dbias;
+    Keep keep;
+};
+
+// Of so few rows that one launch is faster than two; of up to two matrices. A block has as many columns as a sector of
+// memory.
+#define SECTOR 32
+
+extern "C" __global__ void column_sums_of_few(
+    Mat dy, Mat dbias, Keep keep, Mat second_dy, Mat second_dbias, Keep second_keep, Post post
+) {
     begin(post);
-    float kept = keep_factor(keep);
-    u64 cols = dy.cols, tiles = (cols + 31) / 32;
-    for (u64 job = blockIdx.x; job < tiles; job += gridDim.x) {
-        u64 col = job * 32 + threadIdx.x % 32;
-        double sum = column_of(col, cols, dy.rows, [&](u64 row) { return get(dy, spot(dy, row, col)); });
-        if (threadIdx.x < 32 && col < cols) accumulate(dbias, col, kept, (float)sum);
+    u32 lanes = dy.kind == 1 ? SECTOR / 2 : SECTOR / 4;
+    u64 cols = dy.cols, tiles = (cols + lanes - 1) / lanes;
+    for (u64 job = blockIdx.x; job < tiles * (second_dy.rows ? 2 : 1); job += gridDim.x) {
+        Few s = job < tiles ? Few{dy, dbias, keep} : Few{second_dy, second_dbias, second_keep};
+        u64 col = job % tiles * lanes + threadIdx.x % lanes;
+        bool is_there = col < cols, has_result = is_there && threadIdx.x < lanes;
+        Result result = {};
+        if (has_result) result = result_of(s.dbias, col, s.keep);
+        auto entry = [&](u64 row) { return get(s.dy, spot(s.dy, row, col)); };
+        double sum = column_of(lanes, is_there ? s.dy.rows : 0, entry);
+        if (has_result) put_result(s.dbias, col, result, sum);
     }
 }

@@ -1,5 +1,6 @@
-// Cross-entropy, over all of the vocabulary or a shard of it: a block for each row, or several rows one behind the other.
-// The gradient may be where the logits are. A target of -1 is ignored, any other one outside the vocabulary is refused.
+// Cross-entropy over all of the vocabulary, and what vocab.cu needs for a shard of it: a block for each row, or several
+// rows one behind the other. The gradient may be where the logits are. A target of -1 is ignored, any other one outside
+// the vocabulary is refused.
 //
 // A row is runs of eight neighbours; of n threads, thread t has runs t, t + n and so on, for both element types, so that
 // sums have one order. Blocks have LOSS_THREADS for rows of a whole vocabulary and THREADS for shards.
@@ -17,12 +18,17 @@ __device__ inline float greater(float a, float b) {
     return most;
 }
 
-// Of what is at most 0.
-__device__ inline float power(float x) {
+// 2 to the power of x; 0 for what is too small to be normal.
+__device__ inline float power_of_two(float x) {
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+// Exponents are of two, so that one multiply-add makes them, rounded once.
+#define LOG2_E 1.4426950408889634f
+#define LN_2 0.6931471805599453
+__device__ inline float power(float x, float base) { return power_of_two(fmaf(x, LOG2_E, -base)); }
 
 // Eight neighbours as they lie in memory.
 template <bool HALF> struct Words {
@@ -92,58 +98,69 @@ __device__ inline float pick(const Run& v, u32 at) {
     return value;
 }
 
-// The greatest of what was seen, and the sum of exponentials below it.
+// The greatest of what was seen, and the sum of its exponentials over 2 to the power of `base`. That is not far below
+// the greatest one's exponent, and follows it in strides: most runs leave the sum as it is.
 struct Tally {
-    float most;
+    float most, base;
     double sum;
 };
+#define STRIDE 8.0f
+// Below all exponents, and finite: a logit may be minus infinity.
+#define NO_BASE -3e38f
+__device__ inline Tally nothing() { return {LOWEST, NO_BASE, 0.0}; }
 
 __device__ inline void count(Tally& t, const Run& v) {
-    float top = t.most;
     float pair[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) pair[i] = greater(v.at[2 * i], v.at[2 * i + 1]);
-    top = greater(top, greater(greater(pair[0], pair[1]), greater(pair[2], pair[3])));
-    if (top == LOWEST) return;
-    if (top != t.most) {
-        t.sum *= power(t.most - top);
-        t.most = top;
+    float top = greater(greater(pair[0], pair[1]), greater(pair[2], pair[3])), high = top * LOG2_E;
+    t.most = greater(t.most, top);
+    // NaN gets in here, and stays.
+    if (!(high <= t.base + STRIDE)) {
+        t.sum *= power_of_two(t.base - high);
+        t.base = high;
     }
     float e[RUN];
 #pragma unroll
-    for (int i = 0; i < RUN; i++) e[i] = power(v.at[i] - top);
+    for (int i = 0; i < RUN; i++) e[i] = power(v.at[i], t.base);
     // Neighbours first: eight terms with the error of three.
     t.sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
 }
 
-// Of all threads of a block.
-__device__ inline Tally together(Tally own) {
-    __shared__ float tops[LOSS_THREADS / 32];
-    __shared__ double sums[LOSS_THREADS / 32];
-    Tally all = {own.most, 0.0};
-    for (int step = 16; step > 0; step /= 2) all.most = greater(all.most, __shfl_xor_sync(0xFFFFFFFFu, all.most, step));
-    if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = all.most;
+// Of all lanes of a warp, in every lane.
+template <bool MOST> __device__ inline Tally of_warp(Tally own) {
+    float base = own.base;
+    for (int step = 16; step > 0; step /= 2) {
+        base = greater(base, __shfl_xor_sync(0xFFFFFFFFu, base, step));
+        if (MOST) own.most = greater(own.most, __shfl_xor_sync(0xFFFFFFFFu, own.most, step));
+    }
+    own.sum *= power_of_two(own.base - base);
+    for (int step = 16; step > 0; step /= 2) own.sum += __shfl_xor_sync(0xFFFFFFFFu, own.sum, step);
+    return {own.most, base, own.sum};
+}
+
+// Of all threads of a block, in every thread. `turn` is another one than the last time's, of 0 and 1: threads may still
+// read what the last time left.
+template <bool MOST> __device__ inline Tally together(const Tally& own, u32 turn) {
+    __shared__ Tally warps[2][LOSS_THREADS / 32];
+    Tally all = of_warp<MOST>(own);
+    if (threadIdx.x % 32 == 0) warps[turn][threadIdx.x / 32] = all;
     __syncthreads();
-    all.most = tops[0];
-    for (int i = 1; i < blockDim.x / 32; i++) all.most = greater(all.most, tops[i]);
-    double part = own.sum == 0.0 ? 0.0 : own.sum * power(own.most - all.most);
-    for (int step = 16; step > 0; step /= 2) part += __shfl_down_sync(0xFFFFFFFFu, part, step);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = part;
-    __syncthreads();
-    for (int i = 0; i < blockDim.x / 32; i++) all.sum += sums[i];
-    return all;
+    return of_warp<MOST>(threadIdx.x % 32 < blockDim.x / 32 ? warps[turn][threadIdx.x % 32] : nothing());
 }
 
 // What the gradient of a row is made from. A row that does not count has no target and a gradient of 0.
 struct Slope {
-    float most, share, scale;
+    float base, share, scale;
     u32 target;
     bool counts;
 };
 
+__device__ inline float away_from_target(float x, const Slope& s) { return s.share * power(x, s.base); }
+
 __device__ inline void to_gradient(Run& v, u32 k, const Slope& s) {
 #pragma unroll
-    for (int i = 0; i < RUN; i++) v.at[i] = s.counts ? s.share * power(v.at[i] - s.most) : 0.0f;
+    for (int i = 0; i < RUN; i++) v.at[i] = s.counts ? away_from_target(v.at[i], s) : 0.0f;
     u32 at = place_in(k, s.target);
     if (at >= RUN) return;
 #pragma unroll
@@ -162,8 +179,12 @@ __device__ inline bool counts(const Mat& losses, u64 size, u64 row, int target, 
     return false;
 }
 
-__device__ inline float loss_of(float most, float logit, double sum) {
-    return (float)((double)most - (double)logit + log(sum));
+__device__ inline float loss_of(const Tally& all, float logit) {
+    return (float)(((double)all.base - (double)logit * (double)LOG2_E) * LN_2 + log(all.sum));
+}
+
+__device__ inline Slope slope_of(const Tally& all, float scale, int id) {
+    return {all.base, (float)((double)scale / all.sum), scale, (u32)id, true};
 }
 
 // Runs that a thread asks for before it looks at the first.
@@ -197,22 +218,24 @@ template <bool HALF> __device__ inline void put_gradient(const Mat& d, const Mat
     });
 }
 
-template <bool HALF> __device__ inline Tally tally(const Mat& in, u64 row) {
-    Tally own = {LOWEST, 0.0};
+template <bool HALF, bool MOST> __device__ inline Tally tally(const Mat& in, u64 row, u32 turn) {
+    Tally own = nothing();
     each_run<HALF>(in, row, [&](u32, const Run& v) { count(own, v); });
-    return together(own);
+    return together<MOST>(own, turn);
 }
 
 template <bool HALF>
 __device__ inline void two_reads(const Mat& d, const Mat& targets, const Mat& losses, const Mat& in, float scale, const Post& post) {
+    u32 turn = 0;
     for (u64 row = blockIdx.x; row < d.rows; row += gridDim.x) {
         int id = ((const int*)targets.address)[row];
         Slope s = {0.0f, 0.0f, scale, 0xFFFFFFFFu, counts(losses, d.cols, row, id, post)};
         if (s.counts) {
             float logit = get(in, spot(in, row, id));
-            Tally all = tally<HALF>(in, row);
-            s = {all.most, (float)((double)scale / all.sum), scale, (u32)id, true};
-            if (threadIdx.x == 0) put(losses, row, loss_of(all.most, logit, all.sum));
+            // A barrier behind the logit: its place may be where the gradient goes.
+            Tally all = tally<HALF, false>(in, row, turn ^= 1);
+            s = slope_of(all, scale, id);
+            if (threadIdx.x == 0) put(losses, row, loss_of(all, logit));
         }
         put_gradient<HALF>(d, in, row, s);
     }
@@ -225,19 +248,6 @@ extern "C" __global__ void cross_entropy_twice(Mat d, Mat targets, Mat losses, M
     else two_reads<false>(d, targets, losses, logits, factor(by), post);
 }
 
-__device__ inline u32 address_of(const void* p) {
-    u32 at;
-    asm("{ .reg .u64 full; cvta.to.shared.u64 full, %1; cvt.u32.u64 %0, full; }" : "=r"(at) : "l"(p));
-    return at;
-}
-
-// Sixteen bytes to shared memory, of which `bytes` come from `from` and the others are 0.
-__device__ inline void fetch(u32 to, u64 from, u32 bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ inline void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> __device__ inline void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
-
 // Rows that shared memory holds: each is read once. A thread fetches the runs that it will use and nobody else does, so
 // it waits for nobody; where it has put a run's gradient, it fetches the same run of the block's next row.
 extern __shared__ Vec4 held[];
@@ -247,40 +257,53 @@ extern __shared__ Vec4 held[];
 
 template <bool HALF>
 __device__ inline void one_read(const Mat& d, const Mat& targets, const Mat& losses, const Mat& in, float scale, const Post& post) {
-    const u32 runs = runs_of(in), part = (runs + PARTS * blockDim.x - 1) / (PARTS * blockDim.x) * blockDim.x;
+    const u32 runs = runs_of(in), whole = (u32)in.cols / RUN, rest = (u32)in.cols % RUN;
+    const u32 part = (runs + PARTS * blockDim.x - 1) / (PARTS * blockDim.x) * blockDim.x;
     const u32 first = address_of(held);
+    // Who has the run that is not whole.
+    const bool has_rest = rest > 0 && whole % blockDim.x == threadIdx.x;
     const int* ids = (const int*)targets.address;
+    auto row_of = [](const Mat& m, u64 row) { return m.address + (row * m.pitch << (HALF ? 1 : 2)); };
     // For f32, second halves of runs lie behind all first ones.
-    auto fetch_run = [&](u64 row, u32 k) {
-        u64 from = in.address + (spot(in, row, (u64)k * RUN) << (HALF ? 1 : 2));
-        u32 n = run_at(in, k);
-        if (HALF) fetch(first + k * 16, from, n * 2);
+    auto fetch_run = [&](u64 from, u32 k) {
+        from += (u64)k * (HALF ? 16 : 32);
+        fetch(first + k * 16, from);
+        if (!HALF) fetch(first + (runs + k) * 16, from + 16);
+    };
+    auto fetch_rest = [&](u64 from) {
+        from += (u64)whole * (HALF ? 16 : 32);
+        if (HALF) fetch_some(first + whole * 16, from, rest * 2);
         else {
-            fetch(first + k * 16, from, n < 4 ? n * 4 : 16);
-            fetch(first + (runs + k) * 16, from + (n > 4 ? 16 : 0), n > 4 ? (n - 4) * 4 : 0);
+            fetch_some(first + whole * 16, from, rest < 4 ? rest * 4 : 16);
+            fetch_some(first + (runs + whole) * 16, from + (rest > 4 ? 16 : 0), rest > 4 ? (rest - 4) * 4 : 0);
         }
     };
     auto run = [&](u32 k) {
         Words<HALF> words;
 #pragma unroll
         for (int i = 0; i < (HALF ? 1 : 2); i++) words.at[i] = held[i * runs + k];
-        Run v = unpacked<HALF>(words);
-        if (run_at(in, k) < RUN) cut_off(v, run_at(in, k));
+        return unpacked<HALF>(words);
+    };
+    auto run_of_rest = [&]() {
+        Run v = run(whole);
+        cut_off(v, rest);
         return v;
     };
     u64 row = blockIdx.x;
     if (row >= d.rows) return;
     for (u32 from = 0; from < PARTS * part; from += part) {
-        for (u32 k = from + threadIdx.x; k < from + part && k < runs; k += blockDim.x) fetch_run(row, k);
+        for (u32 k = from + threadIdx.x; k < from + part && k < whole; k += blockDim.x) fetch_run(row_of(in, row), k);
+        if (has_rest && from + part == PARTS * part) fetch_rest(row_of(in, row));
         commit();
     }
     int id = ids[row];
+    u32 turn = 0;
     while (row < d.rows) {
         u64 next = row + gridDim.x;
         bool more = next < d.rows;
         int next_id = more ? ids[next] : -1;
         Slope s = {0.0f, 0.0f, scale, 0xFFFFFFFFu, counts(losses, d.cols, row, id, post)};
-        Tally own = {LOWEST, 0.0};
+        Tally own = nothing();
 #pragma unroll
         for (int p = 0; p < PARTS; p++) {
             if (p == 0) arrived<PARTS - 1>();
@@ -288,75 +311,55 @@ __device__ inline void one_read(const Mat& d, const Mat& targets, const Mat& los
             if (p == 2) arrived<PARTS - 3>();
             if (p == 3) arrived<0>();
             if (!s.counts) continue;
-            for (u32 k = p * part + threadIdx.x; k < (p + 1) * part && k < runs; k += blockDim.x) count(own, run(k));
+            u32 end = (p + 1) * part < whole ? (p + 1) * part : whole;
+            for (u32 k = p * part + threadIdx.x; k < end; k += blockDim.x) count(own, run(k));
         }
-        double sum = 1.0;
+        bool has_target = false;
+        float at_target = 0.0f;
         if (s.counts) {
-            Tally all = together(own);
-            s = {all.most, (float)((double)scale / all.sum), scale, (u32)id, true};
-            sum = all.sum;
+            if (has_rest) count(own, run_of_rest());
+            Tally all = together<false>(own, turn ^= 1);
+            s = slope_of(all, scale, id);
+            has_target = s.target / RUN % blockDim.x == threadIdx.x;
+            if (has_target) {
+                float logit = pick(run(s.target / RUN), s.target % RUN);
+                put(losses, row, loss_of(all, logit));
+                at_target = away_from_target(logit, s) - scale;
+            }
         }
+        u64 to = row_of(d, row), from_next = row_of(in, next);
         for (u32 from = 0; from < PARTS * part; from += part) {
-            for (u32 k = from + threadIdx.x; k < from + part && k < runs; k += blockDim.x) {
-                Run v = run(k);
-                u32 at = place_in(k, s.target), n = run_at(d, k);
-                if (at < RUN) put(losses, row, loss_of(s.most, pick(v, at), sum));
-                to_gradient(v, k, s);
-                if (n == RUN) put_words(d, row, k, packed<HALF>(v));
-                else put_run(d, spot(d, row, (u64)k * RUN), n, false, v);
-                if (more) fetch_run(next, k);
+            u32 end = from + part < whole ? from + part : whole;
+            for (u32 k = from + threadIdx.x; k < end; k += blockDim.x) {
+                Run v = {};
+                if (s.counts) {
+                    v = run(k);
+#pragma unroll
+                    for (int i = 0; i < RUN; i++) v.at[i] = away_from_target(v.at[i], s);
+                }
+                Words<HALF> words = packed<HALF>(v);
+#pragma unroll
+                for (int i = 0; i < (HALF ? 1 : 2); i++) ((Vec4*)(to + (u64)k * (HALF ? 16 : 32)))[i] = words.at[i];
+                if (more) fetch_run(from_next, k);
+            }
+            if (has_rest && from + part == PARTS * part) {
+                Run v = run_of_rest();
+                to_gradient(v, whole, {s.base, s.share, scale, 0xFFFFFFFFu, s.counts});
+                put_run(d, spot(d, row, (u64)whole * RUN), rest, false, v);
+                if (more) fetch_rest(from_next);
             }
             commit();
         }
+        // Behind the run that it is in, by the same thread.
+        if (has_target) put(d, spot(d, row, s.target), at_target);
         row = next;
         id = next_id;
     }
 }
 
 // For rows at multiples of 16 bytes that fit into the shared memory of the launch.
-extern "C" __global__ void cross_entropy(Mat d, Mat targets, Mat losses, Mat logits, Factor by, Post post) {
+extern "C" __global__ __launch_bounds__(LOSS_THREADS, 2) void cross_entropy(Mat d, Mat targets, Mat losses, Mat logits, Factor by, Post post) {
     begin(post);
     if (logits.kind == 1) one_read<true>(d, targets, losses, logits, factor(by), post);
     else one_read<false>(d, targets, losses, logits, factor(by), post);
-}
-
-extern "C" __global__ void vocab_partials(
-    Mat logits, Mat targets, Mat max, Mat sum, Mat target, u64 size, u64 start, Post post
-) {
-    begin(post);
-    for (u64 row = blockIdx.x; row < logits.rows; row += gridDim.x) {
-        Tally all = logits.kind == 1 ? tally<true>(logits, row) : tally<false>(logits, row);
-        if (threadIdx.x != 0) continue;
-        int id = ((const int*)targets.address)[row];
-        put(max, row, all.most);
-        put(sum, row, (float)all.sum);
-        bool known = id >= 0 && (u64)id < size, own = known && (u64)id >= start && (u64)id - start < logits.cols;
-        put(target, row, own ? get(logits, spot(logits, row, (u64)id - start)) : 0.0f);
-        if (!known && id != -1) refuse(post, row, id);
-    }
-}
-
-extern "C" __global__ void vocab_rescale(Mat local, Mat global, Mat sum, Post post) {
-    begin(post);
-    EACH(i, sum.rows * sum.cols) put(sum, i, (float)(get(sum, i) * exp((double)get(local, i) - get(global, i))));
-}
-
-extern "C" __global__ void vocab_finish(
-    Mat d, Mat targets, Mat max, Mat sum, Mat target, Mat losses, Mat logits, u64 size, u64 start, Factor by, Post post
-) {
-    begin(post);
-    float scale = factor(by);
-    for (u64 row = blockIdx.x; row < d.rows; row += gridDim.x) {
-        int id = ((const int*)targets.address)[row];
-        Slope s = {0.0f, 0.0f, scale, 0xFFFFFFFFu, counts(losses, size, row, id, post)};
-        if (s.counts) {
-            float total = get(sum, row);
-            // Elsewhere it is a column that there is not.
-            u64 own = (u64)id >= start ? (u64)id - start : d.cols;
-            s = {get(max, row), scale / total, scale, own < d.cols ? (u32)own : 0xFFFFFFFFu, true};
-            if (threadIdx.x == 0) put(losses, row, loss_of(s.most, get(target, row), total));
-        }
-        if (logits.kind == 1) put_gradient<true>(d, logits, row, s);
-        else put_gradient<false>(d, logits, row, s);
-    }
 }

@@ -35,9 +35,10 @@ template <int COUNT> __device__ inline void team_sum(const Team& team, double (&
     }
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < COUNT; k++) {
-        x[k] = 0.0;
-        for (u32 w = 0; w < team.warps; w++) x[k] += part[k][team.index * team.warps + w];
+    for (int k = 0; k < COUNT; k++) x[k] = part[k][team.index * team.warps + threadIdx.x % team.warps];
+    for (u32 step = team.warps / 2; step > 0; step /= 2) {
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) x[k] += __shfl_xor_sync(0xFFFFFFFFu, x[k], step);
     }
 }
 
@@ -74,5 +75,18 @@ template <int KIND, int N> __device__ inline void keep_closed(Row<KIND, N>& row)
     for (int j = 0; j < N; j++) {
 #pragma unroll
         for (Vec4& part : row.run[j].part) asm volatile("" : "+r"(part.x), "+r"(part.y), "+r"(part.z), "+r"(part.w));
+    }
+}
+// As `put_wide`, of what was computed: its NaN is the one that rounding gives.
+template <int KIND> __device__ inline void put_results(const Mat& m, u64 at, const Run& run) {
+    if constexpr (KIND == 1) {
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(run.at[2 * i + 1]), "f"(run.at[2 * i]));
+        }
+        *(Vec4*)(m.address + at * 2) = {words[0], words[1], words[2], words[3]};
+    } else {
+        put_wide<KIND>(m, at, run);
     }
 }

@@ -1,13 +1,13 @@
 //! Sums over rows: gradients of norms' weights and of biases.
 
-use super::keep;
+use super::{keep, keep_at};
 use crate::{
-    Access,
+    Access, DType, View,
     cuda::{
         blaslt::WORKSPACE,
         launch::{Call, Scratch, Value},
     },
-    ops::{BiasGradSpec, LayerNormGradSpec, RmsNormGradSpec},
+    ops::{BiasGradSpec, BiasGradsSpec, LayerNormGradSpec, RmsNormGradSpec},
 };
 
 pub(super) fn layer_norm_grad(spec: &LayerNormGradSpec, accesses: &[Access]) -> Vec<Call> {
@@ -30,15 +30,38 @@ pub(super) fn bias_grad(spec: &BiasGradSpec, accesses: &[Access]) -> Vec<Call> {
     if dy.row_count() <= GROUP {
         vec![Call::over("column_sums_of_group", dy.cols().div_ceil(RUN), values())]
     } else if dy.row_count() <= FEW {
-        vec![Call::blocks("column_sums_of_few", dy.cols().div_ceil(LANES), values())]
+        let second = [Value::no_matrix(), Value::no_matrix(), Value::words([0, 0])];
+        vec![Call::blocks("column_sums_of_few", sectors(dy), values().into_iter().chain(second).collect())]
     } else {
         two_passes("column_sums", accesses, &[0], [Some(1), None], keep)
     }
 }
 
+pub(super) fn bias_grads(spec: &BiasGradsSpec, accesses: &[Access]) -> Vec<Call> {
+    let dy = &accesses[0].view;
+    let keeps = spec.keeps();
+    let keep = |which: usize| keep_at(spec.old[which], accesses, keeps[which]);
+    if dy.row_count() <= FEW {
+        let mat = |at: usize| Value::matrix(&accesses[at].view);
+        let values = vec![mat(0), mat(1), keep(0), mat(2), mat(3), keep(1)];
+        return vec![Call::blocks("column_sums_of_few", 2 * sectors(dy), values)];
+    }
+    let each =
+        |which: usize| two_passes("column_sums", accesses, &[2 * which], [Some(2 * which + 1), None], keep(which));
+    [each(0), each(1)].into_iter().flatten().collect()
+}
+
+/// Blocks of `column_sums_of_few`, each with the columns of a sector.
+fn sectors(dy: &View) -> usize {
+    dy.cols().div_ceil(SECTOR / if dy.dtype() == DType::Bf16 { 2 } else { 4 })
+}
+
 /// Columns of a lane, and lanes of a warp.
 const RUN: usize = 8;
 const LANES: usize = 32;
+/// Bytes of a row that a block of `column_sums_of_few` takes, and columns of one of `fold`, as `columns.cu` has them.
+const SECTOR: usize = 32;
+const FOLDED: usize = 8;
 /// Columns that a block takes.
 const TILE: usize = RUN * LANES;
 /// Rows that the warps of a block take at once.
@@ -73,5 +96,5 @@ fn two_passes(
     let [first, second] = outputs.map(|at| at.map_or_else(Value::no_matrix, mat));
     let values = vec![first, second, keep, runs_word, Value::words([0])];
     let sums = outputs.into_iter().flatten().count();
-    vec![summed, Call { scratch: scratch(&values), ..Call::blocks("fold", sums * cols.div_ceil(LANES), values) }]
+    vec![summed, Call { scratch: scratch(&values), ..Call::blocks("fold", sums * cols.div_ceil(FOLDED), values) }]
 }

@@ -2,7 +2,10 @@
 
 use crate::{
     Access, DType, View,
-    cuda::launch::{Call, Value, address},
+    cuda::{
+        kernels::{STAGES, THREADS},
+        launch::{Call, Value, address},
+    },
     ops::{LayerNormBackwardSpec, LayerNormSpec, RmsNormBackwardSpec, RmsNormSpec, stretch},
 };
 
@@ -88,7 +91,31 @@ fn backward(functions: &Functions, dx: usize, sums: usize, spec: LayerNormBackwa
     arguments.extend((behind..behind + sums).map(|at| mat(spec.stretch.map(|_| at))));
     arguments.push(Value::words([step as u64]));
     let wide = [0, 1, 2, dx].into_iter().chain(past).map(view);
-    Call::blocks(functions.of(wide), rows.div_ceil(step), arguments)
+    let function = functions.of(wide);
+    let matrices = 2 + past.iter().len();
+    let shared = if function == functions.any { 0 } else { staged(view(dx).dtype(), view(dx).cols(), matrices) };
+    Call { shared, ..Call::blocks(function, rows.div_ceil(step), arguments) }
+}
+
+/// Bytes of the stages of a backward pass: rows of so many matrices, spread over a block's threads. When a stretch is over,
+/// the teams' sums lie there.
+fn staged(dtype: DType, cols: usize, matrices: usize) -> u32 {
+    let runs = cols.div_ceil(warps(cols) * 32 * RUN).max(1);
+    let stages = if dtype == DType::Bf16 { STAGES } else { 1 };
+    (stages * matrices * runs * RUN * dtype.size_bytes() * THREADS as usize) as u32
+}
+
+/// Of a team, as `team.cu` has it.
+fn warps(cols: usize) -> usize {
+    if cols <= 768 {
+        1
+    } else if cols <= 1536 {
+        2
+    } else if cols <= 3072 {
+        4
+    } else {
+        8
+    }
 }
 
 pub(super) fn layer_norm_backward(spec: &LayerNormBackwardSpec, accesses: &[Access]) -> Call {
@@ -102,4 +129,20 @@ pub(super) fn rms_norm_backward(spec: &RmsNormBackwardSpec, accesses: &[Access])
         Functions { any: "rms_norm_backward", f32: "rms_norm_backward_f32", bf16: "rms_norm_backward_bf16" };
     let RmsNormBackwardSpec { skip, stretch } = *spec;
     backward(&functions, 4, 1, LayerNormBackwardSpec { skip, stretch }, accesses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_of_the_fewest_matrices_hold_the_sums_of_all_teams_at_every_width() {
+        for dtype in [DType::F32, DType::Bf16] {
+            for cols in (RUN..=WIDEST).step_by(RUN) {
+                let teams = THREADS as usize / 32 / warps(cols);
+                let (room, sums) = (staged(dtype, cols, 2) as usize, 2 * teams * cols * DType::F32.size_bytes());
+                assert!(sums <= room, "{dtype:?}, {cols} columns: sums take {sums} bytes of {room}");
+            }
+        }
+    }
 }

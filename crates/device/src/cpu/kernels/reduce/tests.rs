@@ -2,7 +2,7 @@ use super::*;
 use crate::{
     DType, Fresh, View,
     ops::{
-        Accumulate, BiasGrad, ClipFactor, Factor, Sum,
+        Accumulate, BiasGrad, BiasGrads, ClipFactor, Factor, Sum,
         trial::{Gaps, assert_close, assert_order_free, few, poisoned_vector, random, refusal, run_checked, vector},
     },
     testing::{get, holding, put, scratch},
@@ -44,6 +44,46 @@ fn a_large_bias_gradient_is_cut_with_the_same_bits_in_any_order() {
         let keep = vector("keep", &[0.5]);
         (BiasGrad { dy: &dy, dbias: &dbias, into: Accumulate::Keep(&keep) }.op("t").unwrap(), vec![dbias])
     });
+}
+
+/// Each with what it does to old values, in one piece and in several; pieces in any order.
+#[test]
+fn two_bias_gradients_at_once_have_the_bits_of_one_behind_the_other() {
+    let keeps = [vector("keep", &[0.5]), vector("keep", &[-2.0])];
+    let intos = |which: usize| [Accumulate::Overwrite, Accumulate::Add, Accumulate::Keep(&keeps[which])];
+    for &(rows, cols) in few(&[(1, 3), (70, 65), (300, 3000)]) {
+        let dy = [1, 2].map(|seed| Gaps::Some.holding("dy", rows, cols, &random(seed, rows * cols)));
+        for (first, second) in intos(0).into_iter().flat_map(|first| intos(1).map(|second| (first, second))) {
+            let outputs = || [3, 4].map(|seed| vector("dbias", &random(seed, cols)));
+            let grads = |dbias: &[View; 2], run: &dyn Fn([BiasGrad<'_>; 2])| {
+                let grad = |at: usize, into| BiasGrad { dy: &dy[at], dbias: &dbias[at], into };
+                run([grad(0, first), grad(1, second)]);
+                dbias.each_ref().map(get::<f32>)
+            };
+            let apart = grads(&outputs(), &|each| each.iter().for_each(|grad| run_checked(&grad.op("t").unwrap())));
+            let both = grads(&outputs(), &|each| run_checked(&BiasGrads { each }.op("t").unwrap()));
+            assert_eq!(both, apart);
+        }
+    }
+    if cfg!(miri) {
+        return;
+    }
+    assert_order_free(|| {
+        let dy = [1, 2].map(|seed| Gaps::Some.holding("dy", 300, 3000, &random(seed, 900_000)));
+        let [one, two] = [3, 4].map(|seed| vector("dbias", &random(seed, 3000)));
+        let first = BiasGrad { dy: &dy[0], dbias: &one, into: Accumulate::Add };
+        let each = [first, BiasGrad { dy: &dy[1], dbias: &two, into: Accumulate::Keep(&keeps[0]) }];
+        (BiasGrads { each }.op("t").unwrap(), vec![one, two])
+    });
+}
+
+#[test]
+fn two_bias_gradients_of_different_sizes_are_refused() {
+    let [small, large] = [3, 4].map(|rows| Gaps::None.holding("dy", rows, 5, &random(1, rows * 5)));
+    let [one, two] = [0; 2].map(|_| poisoned_vector("dbias", 5));
+    let grad = |dy, dbias| BiasGrad { dy, dbias, into: Accumulate::Overwrite };
+    let text = refusal(BiasGrads { each: [grad(&small, &one), grad(&large, &two)] }.op("t"));
+    assert!(text.contains("first dy is [3, 5] and second dy is [4, 5]"), "{text}");
 }
 
 #[test]

@@ -1,0 +1,100 @@
+"""Claims about the scripts beside this file that need no card and no PyTorch: python3 -m unittest discover bench/gpu"""
+
+import unittest
+
+import batches
+import compare
+import overlap
+import runs
+import sanitize
+
+
+class Batches(unittest.TestCase):
+    def test_the_order_is_the_one_that_the_data_crate_pins(self):
+        self.assertEqual([batches.sample_at(p, 10, 42) for p in range(12)], [1, 7, 3, 4, 2, 5, 6, 8, 9, 0, 2, 0])
+        self.assertEqual([batches.sample_at(p, 1000, 0) for p in (0, 999, 1000, 123_456_789)], [935, 526, 448, 221])
+
+    def test_the_end_of_an_epoch_that_fills_no_batch_is_passed_over(self):
+        self.assertEqual(list(batches.batch_positions(10, 4, 5)), [0, 4, 10, 14, 20])
+        self.assertEqual(list(batches.batch_positions(8, 4, 4)), [0, 4, 8, 12])
+
+    def test_windows_share_one_token_with_their_neighbours(self):
+        windows = sorted(next(batches.batches(bytes(range(13)), 4, 3, 1, 1)))
+        self.assertEqual(windows, [bytes(range(0, 5)), bytes(range(4, 9)), bytes(range(8, 13))])
+        with self.assertRaisesRegex(SystemExit, "12 tokens make 2 windows"):
+            next(batches.batches(bytes(12), 4, 3, 1, 1))
+
+
+class Runs(unittest.TestCase):
+    def lines(self, seconds):
+        return [{"seconds": each} for each in seconds]
+
+    def test_first_and_last_steps_and_those_of_the_warm_up_do_not_count(self):
+        steps = [9.0] * runs.FIRST_STEPS + [2.0] * 5 + [1.0] * 20 + [9.0] * runs.LAST_STEPS
+        self.assertEqual(runs.step_seconds(self.lines(steps), 10.0), 1.0)
+
+    def test_a_window_in_which_the_machine_did_other_things_does_not_count(self):
+        steps = [1.0] * runs.FIRST_STEPS + [1.0] * 8 + [50.0] * 2 + [1.0] * 10 + [1.0] * runs.LAST_STEPS
+        self.assertEqual(runs.step_seconds(self.lines(steps), 0.0), 1.0)
+
+    def test_too_few_steps_are_an_error_that_says_so(self):
+        with self.assertRaisesRegex(runs.Failed, "2 steps are left behind 10.0 s"):
+            runs.step_seconds(self.lines([5.0] * (runs.FIRST_STEPS + 4 + runs.LAST_STEPS)), 10.0)
+
+    def test_a_table_is_markdown_with_numbers_to_the_right(self):
+        text = runs.table(["", "rate"], [["a", "1"], ["long", "12345"]])
+        self.assertEqual(text.splitlines(), ["|      |  rate |", "|------|------:|", "| a    |     1 |", "| long | 12345 |"])
+
+
+class Overlap(unittest.TestCase):
+    # Rank 0 computes from 0 to 10 and from 12 to 14 and communicates from 8 to 13; rank 1 communicates alone.
+    SLICES = [(1, 1, "op", "a", 0, 6), (1, 1, "op", "b", 5, 10), (1, 2, "joint", "c", 8, 13), (1, 1, "graph", "g", 12, 14),
+              (2, 1, "joint", "c", 8, 13)]
+
+    def test_communication_is_exposed_where_nothing_else_of_its_rank_runs(self):
+        self.assertEqual(overlap.exposed(self.SLICES), {0: (5, 2), 1: (5, 5)})
+
+    def test_a_picture_has_a_row_for_each_rank_and_stream(self):
+        events = [{"ph": "X", "pid": p, "tid": t, "cat": k, "name": n, "ts": s, "dur": e - s} for p, t, k, n, s, e in self.SLICES]
+        events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "1 reduce"}})
+        picture = overlap.svg(events, "a & b")
+        self.assertEqual((picture.count("<rect"), picture.count("rank 0, "), picture.count("rank 1, ")), (5, 2, 1))
+        self.assertIn("rank 0, 1 reduce", picture)
+        self.assertIn("a &amp; b", picture)
+
+    def test_layouts_are_read_and_what_is_none_is_refused(self):
+        self.assertEqual(overlap.layout_settings("tp2gtp4"), {"layout.dp": 1, "layout.tp": 2, "layout.gtp": 4})
+        for wrong in ("dp", "pp2", "tp2x"):
+            with self.assertRaises(SystemExit):
+                overlap.layout_settings(wrong)
+
+
+class Compare(unittest.TestCase):
+    def result(self, seconds, gib):
+        return {"ours": {"seconds": seconds, "memory": gib * 2**30}, "torch": None, "llm.c, scaled": 568_300.0}
+
+    def test_aims_are_met_with_the_rate_and_no_more_memory(self):
+        cells, met = compare.row("32x1024", self.result(0.05, 14.8))
+        self.assertEqual((cells[1], cells[2], cells[4], met), ("655,360", "-", "1.153", True))
+        self.assertFalse(compare.row("32x1024", self.result(0.05, 14.9))[1])
+        self.assertFalse(compare.row("32x1024", self.result(0.056, 14.0))[1])
+
+    def test_the_ratio_is_to_the_better_peer(self):
+        result = self.result(0.05, 14.8) | {"torch": {"seconds": 0.048, "memory": 2**30}}
+        self.assertEqual(compare.row("32x1024", result)[0][4], "0.960")
+
+
+class Sanitize(unittest.TestCase):
+    def test_findings_failed_tests_and_tools_that_did_not_run_are_told_apart(self):
+        ok = "test result: ok. 1 passed; 0 failed\n"
+        clean = "========= ERROR SUMMARY: 0 errors\n"
+        self.assertEqual(sanitize.verdict("memcheck", 0, ok + clean), sanitize.CLEAN)
+        self.assertEqual(sanitize.verdict("memcheck", 9, ok + "========= ERROR SUMMARY: 3 errors"), "3 found")
+        self.assertEqual(sanitize.verdict("racecheck", 0, ok + "RACECHECK SUMMARY: 0 hazards displayed (0 errors)"), "clean")
+        self.assertEqual(sanitize.verdict("memcheck", 101, "test result: FAILED. 0 passed" + clean), "test failed")
+        self.assertIn("not run", sanitize.verdict("memcheck", 1, "Error: no permission"))
+        self.assertEqual(sanitize.verdict("memcheck", 0, "test result: ok. 0 passed" + clean), "ended with 0")
+
+
+if __name__ == "__main__":
+    unittest.main()
