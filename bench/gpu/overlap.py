@@ -12,11 +12,10 @@ A replayed graph is one slice, collectives in it included, which are counted.
 import argparse
 import json
 import pathlib
-import re
 import sys
 from xml.sax.saxutils import escape
 
-from runs import HERE, Failed, find_trainer, pairs, run, table, trainer_command
+from runs import HERE, Failed, exposed, find_trainer, layout_settings, pairs, run, slices_of, table, trainer_command
 
 QUICK = {"train.eval_interval": 0, "train.eval_samples": 0, "log.sample_tokens": 0}
 # Configuration and what is put over it.
@@ -26,45 +25,6 @@ SIZES = {
 }
 COLOURS = {"op": "#4a7ab5", "graph": "#7d9fc9", "joint": "#d9822b"}
 WIDTH, ROW, LEFT, LIMIT = 1600, 18, 190, 120
-
-
-def layout_settings(name):
-    """dp2, gtp2dp2, tp2gtp2dp2 as settings."""
-    if not re.fullmatch(r"(?:(?:tp|gtp|dp)\d+)+", name):
-        raise SystemExit(f"'{name}' is no layout: write axes and their sizes, as in tp2gtp2dp2")
-    sizes = {"dp": 1} | {axis: int(size) for axis, size in re.findall(r"(gtp|tp|dp)(\d+)", name)}
-    return {f"layout.{axis}": size for axis, size in sizes.items()}
-
-
-def slices_of(events):
-    """(process, thread, kind, name, start, end) in microseconds."""
-    return [(e["pid"], e["tid"], e["cat"], e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
-
-
-def union(spans):
-    """Spans that follow each other, without overlaps."""
-    joined = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1][1] = max(joined[-1][1], end)
-        else:
-            joined.append([start, end])
-    return joined
-
-
-def length(spans):
-    return sum(end - start for start, end in spans)
-
-
-def exposed(slices):
-    """Of each rank: microseconds of communication, and those of it during which nothing else of the rank runs."""
-    told = {}
-    for rank in sorted({pid for pid, *_ in slices}):
-        of = lambda wanted: union((start, end) for pid, _, kind, _, start, end in slices if pid == rank and (kind == "joint") == wanted)
-        communication, other = of(True), of(False)
-        alone = length(union(communication + other)) - length(other)
-        told[rank - 1] = (length(communication), alone)
-    return told
 
 
 def svg(events, title):

@@ -1,8 +1,9 @@
-"""Runs of the trainer, and the memory of cards, for the scripts beside this file."""
+"""Runs of the trainer, what their timelines tell, and the memory of cards, for the scripts beside this file."""
 
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import statistics
@@ -30,6 +31,12 @@ def used_memory(cards=1):
     told = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={ids}"],
                           capture_output=True, text=True, check=True)
     return [int(line) << 20 for line in told.stdout.split()]
+
+
+def count_cards():
+    """Cards of this host."""
+    told = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True)
+    return len(told.stdout.splitlines())
 
 
 class Memory:
@@ -93,6 +100,14 @@ def pairs(settings):
     return [f"{key}={value}" for key, value in settings.items()]
 
 
+def layout_settings(name):
+    """dp2, gtp2dp2, tp2gtp2dp2 as settings."""
+    if not re.fullmatch(r"(?:(?:tp|gtp|dp)\d+)+", name):
+        raise SystemExit(f"'{name}' is no layout: write axes and their sizes, as in tp2gtp2dp2")
+    sizes = {"dp": 1} | {axis: int(size) for axis, size in re.findall(r"(gtp|tp|dp)(\d+)", name)}
+    return {f"layout.{axis}": size for axis, size in sizes.items()}
+
+
 def lines_of(path):
     """Whole lines of metrics that are there."""
     if not path.exists():
@@ -101,10 +116,10 @@ def lines_of(path):
     return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
 
 
-def train_for(trainer, config, folder, settings, seconds, limit, cards=1):
+def train_for(trainer, config, folder, settings, seconds, limit, cards=1, more=()):
     """Trains until `seconds` have passed behind the first steps, ends the run as Ctrl-C does, and gives its metrics,
     the memory it took, and what it printed."""
-    command = trainer_command(trainer, config, folder, settings + ["train.steps=10000000"])
+    command = trainer_command(trainer, config, folder, settings + ["train.steps=10000000"]) + words(more)
     log, begin, ready = folder.with_suffix(".log"), time.monotonic(), None
     folder.parent.mkdir(parents=True, exist_ok=True)
     with Memory(cards) as memory, log.open("w") as out:
@@ -142,6 +157,37 @@ def step_seconds(lines, warm_up):
         raise Failed(f"{len(counted)} steps are left behind {warm_up} s of warm-up, {WINDOWS} are needed: give more --seconds")
     window = len(counted) // WINDOWS
     return statistics.median(statistics.mean(counted[at * window:(at + 1) * window]) for at in range(WINDOWS))
+
+
+def slices_of(events):
+    """(process, thread, kind, name, start, end) in microseconds."""
+    return [(e["pid"], e["tid"], e["cat"], e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
+
+
+def union(spans):
+    """Spans that follow each other, without overlaps."""
+    joined = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([start, end])
+    return joined
+
+
+def length(spans):
+    return sum(end - start for start, end in spans)
+
+
+def exposed(slices):
+    """Of each rank: microseconds of communication, and those of it during which nothing else of the rank runs."""
+    told = {}
+    for rank in sorted({pid for pid, *_ in slices}):
+        of = lambda wanted: union((start, end) for pid, _, kind, _, start, end in slices if pid == rank and (kind == "joint") == wanted)
+        communication, other = of(True), of(False)
+        alone = length(union(communication + other)) - length(other)
+        told[rank - 1] = (length(communication), alone)
+    return told
 
 
 def find_trainer(given):

@@ -1,5 +1,10 @@
 """Claims about the scripts beside this file that need no card and no PyTorch: python3 -m unittest discover bench/gpu"""
 
+import argparse
+import json
+import math
+import pathlib
+import tempfile
 import unittest
 
 import batches
@@ -7,6 +12,7 @@ import compare
 import overlap
 import runs
 import sanitize
+import scaling
 
 
 class Batches(unittest.TestCase):
@@ -52,7 +58,7 @@ class Overlap(unittest.TestCase):
               (2, 1, "joint", "c", 8, 13)]
 
     def test_communication_is_exposed_where_nothing_else_of_its_rank_runs(self):
-        self.assertEqual(overlap.exposed(self.SLICES), {0: (5, 2), 1: (5, 5)})
+        self.assertEqual(runs.exposed(self.SLICES), {0: (5, 2), 1: (5, 5)})
 
     def test_a_picture_has_a_row_for_each_rank_and_stream(self):
         events = [{"ph": "X", "pid": p, "tid": t, "cat": k, "name": n, "ts": s, "dur": e - s} for p, t, k, n, s, e in self.SLICES]
@@ -63,10 +69,62 @@ class Overlap(unittest.TestCase):
         self.assertIn("a &amp; b", picture)
 
     def test_layouts_are_read_and_what_is_none_is_refused(self):
-        self.assertEqual(overlap.layout_settings("tp2gtp4"), {"layout.dp": 1, "layout.tp": 2, "layout.gtp": 4})
+        self.assertEqual(runs.layout_settings("tp2gtp4"), {"layout.dp": 1, "layout.tp": 2, "layout.gtp": 4})
         for wrong in ("dp", "pp2", "tp2x"):
             with self.assertRaises(SystemExit):
-                overlap.layout_settings(wrong)
+                runs.layout_settings(wrong)
+
+
+class Scaling(unittest.TestCase):
+    def options(self, **given):
+        return argparse.Namespace(**({"sizes": ["124m"], "gpus": [8], "ways": list(scaling.WAYS), "torch": ["ddp"]} | given))
+
+    def test_layouts_use_every_card_and_cut_no_head(self):
+        for gpus in (1, 2, 3, 4, 6, 8):
+            for heads in (4, 12, 16):
+                for layout in scaling.layouts(gpus, heads):
+                    settings = runs.layout_settings(layout)
+                    ranks = math.prod(settings.get(f"layout.{axis}", 1) for axis in ("tp", "gtp", "dp"))
+                    self.assertEqual((ranks, heads % settings.get("layout.tp", 1)), (gpus, 0), layout)
+        self.assertEqual(scaling.layouts(8, 12), ["dp8", "gtp8", "tp4dp2", "tp2gtp2dp2"])
+        self.assertEqual(scaling.layouts(8, 16)[2], "tp8")
+
+    def test_gates_before_replays_are_tried_where_replicas_publish(self):
+        before = [layout for _, _, layout, way in scaling.plan(self.options()) if way == "gates before"]
+        self.assertEqual(before, ["dp8", "tp4dp2", "tp2gtp2dp2"])
+        self.assertEqual(scaling.plan(self.options(gpus=[1], ways=["eager"])),
+                         [("124m", 1, "dp1", "eager"), ("124m", 1, "ddp", "torch")])
+
+    def test_the_batch_grows_with_the_cards_and_replicas_share_the_optimizer(self):
+        settings = scaling.settings_of(("124m", 8, "tp4dp2", "replayed"), "cuda")
+        self.assertEqual((settings["train.global_batch"], settings["optimizer.distributed"]), (256, "true"))
+        self.assertEqual(scaling.settings_of(("124m", 8, "gtp8", "eager"), "cuda")["optimizer.distributed"], "false")
+
+    def test_efficiency_is_held_against_one_card_of_the_same_way(self):
+        runs_of = {("124m", 1, "dp1", "eager"): 0.1, ("124m", 1, "dp1", "replayed"): 0.08, ("124m", 8, "dp8", "eager"): 0.125,
+                   ("124m", 8, "dp8", "gates before"): 0.1, ("124m", 8, "dp8", "replayed"): 0.082, ("124m", 8, "gtp8", "replayed"): 0.1,
+                   ("124m", 8, "ddp", "torch"): 0.123}
+        results = {one: {"seconds": seconds} for one, seconds in runs_of.items()}
+        share = lambda *one: scaling.efficiency(one, results)
+        self.assertAlmostEqual(share("124m", 8, "dp8", "eager"), 0.8)
+        self.assertAlmostEqual(share("124m", 8, "dp8", "gates before"), 0.8)
+        self.assertIsNone(share("124m", 8, "ddp", "torch"))
+        self.assertEqual([line.split(": ")[-1] for line in scaling.aims(results)], ["reached", "missed"])
+        self.assertEqual(scaling.row(("124m", 8, "dp8", "replayed"), results)[3:5], ["1.500", "-"])
+
+    def test_a_folder_with_results_of_other_settings_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path, one = pathlib.Path(folder) / "results.jsonl", ("124m", 1, "dp1", "eager")
+            self.assertEqual(scaling.known_results(path, {"set": []}), {})
+            path.write_text(json.dumps({"run": one, "how": {"set": []}, "result": {"seconds": 1.0}}) + "\n")
+            self.assertEqual(scaling.known_results(path, {"set": []}), {one: {"seconds": 1.0}})
+            with self.assertRaisesRegex(SystemExit, "give another --out"):
+                scaling.known_results(path, {"set": ["train.seed=2"]})
+
+    def test_a_plan_without_memory_is_an_error(self):
+        self.assertEqual(scaling.planned_bytes("842496 parameters on 4 ranks, 28.5 MiB each:"), 28.5 * 2**20)
+        with self.assertRaisesRegex(runs.Failed, "no memory of a rank"):
+            scaling.planned_bytes("nothing")
 
 
 class Compare(unittest.TestCase):

@@ -40,12 +40,17 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
 
 
+def loss_of(x, weight, targets):
+    logits = F.linear(x, weight).float()
+    return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+
+
 class Gpt(nn.Module):
     def __init__(self, layers, dim, heads, rows=ROWS, positions=POSITIONS):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(rows, dim), nn.Embedding(positions, dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
-        self.ln_f = nn.LayerNorm(dim)
+        self.ln_f, self.loss = nn.LayerNorm(dim), loss_of
         self.register_buffer("places", torch.arange(positions), persistent=False)
         for name, p in self.named_parameters():
             if p.dim() == 2:
@@ -58,8 +63,7 @@ class Gpt(nn.Module):
         x = self.wte(tokens) + self.wpe(self.places[: tokens.shape[1]])
         for block in self.blocks:
             x = block(x)
-        logits = F.linear(self.ln_f(x), self.wte.weight).float()
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+        return self.loss(self.ln_f(x), self.wte.weight, targets)
 
 
 class Update:

@@ -16,12 +16,4 @@ impl Backing {
             Backing::Card(_) => unreachable!("BUG: the host reaches for memory of a card"),
         }
     }
-
-    /// The address of the first byte on its card.
-    pub(crate) fn card(&self) -> u64 {
-        match self {
-            Backing::Card(memory) => memory.address(),
-            Backing::Host(_) => unreachable!("BUG: a card reaches for memory of the host"),
-        }
-    }
 }

@@ -137,6 +137,15 @@ impl View {
         &self.alloc
     }
 
+    /// Where the first element is on its card, for calls of libraries that this crate does not make: they have to be
+    /// ordered with its streams, and the view kept until they are over. None for memory of a host, and on `dry`.
+    pub fn card_address(&self) -> Option<u64> {
+        match self.alloc.storage.as_ref()? {
+            Backing::Card(memory) => Some(memory.address() + self.region.start as u64),
+            Backing::Host(_) => None,
+        }
+    }
+
     /// Both views are of the same allocation and share a byte.
     pub fn overlaps(&self, other: &View) -> bool {
         Arc::ptr_eq(&self.alloc, &other.alloc) && self.region.overlaps(&other.region)

@@ -21,6 +21,7 @@ const UNSAFE_HOMES: &[(&str, &str)] = &[
     ("crates/device/src/ops/trial", "unit tests run kernels on memory that only they know"),
     ("crates/device/src/cuda", "calls the driver"),
     ("crates/device/benches/launches/plain", "calls the driver as a program without this crate would"),
+    ("crates/pgroups/benches/nccl/plain", "calls NCCL as a program without this crate would"),
     ("crates/pgroups/src/nccl", "calls NCCL"),
     ("crates/pgroups/src/mpi", "calls MPI"),
 ];

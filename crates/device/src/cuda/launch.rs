@@ -94,8 +94,7 @@ impl Value {
 
 /// Where the first element of a view is on its card.
 pub(super) fn address(view: &View) -> u64 {
-    let backing = view.allocation().storage.as_ref().expect("BUG: a card's memory without storage");
-    backing.card() + view.region().start as u64
+    view.card_address().expect("BUG: a card reaches for memory that it does not have")
 }
 
 /// Pointers to arguments, as the driver wants them; it copies what they point to, and writes nothing there.

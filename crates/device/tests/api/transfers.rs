@@ -9,7 +9,8 @@ use super::{
 
 conformance! {
     every:
-        an_upload_of_the_wrong_size_or_type_is_refused;
+        an_upload_of_the_wrong_size_or_type_is_refused,
+        only_memory_of_a_card_has_an_address_there;
     computing:
         a_download_has_the_values_of_its_place_in_the_stream,
         columns_are_transferred_without_their_neighbours,
@@ -30,6 +31,19 @@ fn a_download_has_the_values_of_its_place_in_the_stream(driver: &Driver) {
         .collect();
     for (i, download) in downloads.into_iter().enumerate().rev() {
         assert_eq!(download.wait().unwrap(), [i as f32; 2]);
+    }
+}
+
+fn only_memory_of_a_card_has_an_address_there(driver: &Driver) {
+    let machine = driver.machine();
+    let (device, _stream) = open(&machine, 0, "compute");
+    let v = floats(&device, "v", 4);
+    match [&v, &v.flat(1..4).unwrap()].map(View::card_address) {
+        [Some(first), Some(second)] => assert_eq!((machine.driver(), second - first), ("cuda", 4)),
+        addresses => {
+            assert_eq!(addresses, [None, None]);
+            assert_ne!(machine.driver(), "cuda");
+        }
     }
 }
 
