@@ -4,7 +4,7 @@ use ddp::{
     AdamConfig, BucketSize, Ddp, DdpConfig, DeclaredParam, Optimizer, OptimizerConfig, ParamBuffers, PlanConfig,
     Sharding,
 };
-use device::{DType, Device, Machine, Note, Stream, View, ops::Cast};
+use device::{DType, Device, GraphOrder, Machine, Note, Stream, View, ops::Cast};
 use graphcap::{CaptureScope, GateMode, Graph, GraphConfig, GraphSet, Scope};
 use pgroups::{
     GlobalRank, Init, Key, Layout, LayoutConfig, Needs, Param, ParamClass, ParamSpec, Pass, PgError, Placement,
@@ -154,7 +154,9 @@ impl Trainer {
             return self.prepare_step();
         }
         let (scope, Some(gates)) = (self.program.scope, self.program.gates) else { return Ok(None) };
-        let config = GraphConfig { gates, ..GraphConfig::new(scope) };
+        // Both orders have their turn, each with one mode of gates.
+        let order = if gates == GateMode::InGraph { GraphOrder::Accesses } else { GraphOrder::Submission };
+        let config = GraphConfig { gates, order, ..GraphConfig::new(scope) };
         let mut training = GraphSet::new(&self.compute, config.clone())?;
         let mut evaluation = GraphSet::new(&self.evaluating, config)?;
         for _ in 0..self.program.failures {
@@ -184,7 +186,8 @@ impl Trainer {
     fn prepare_step(&mut self) -> Result<Option<Graphs>, Caught> {
         let Some(gates) = self.program.gates else { return Ok(None) };
         let accounts = vec![self.ddp.account(), self.optimizer.account()];
-        let config = GraphConfig { gates, accounts, ..GraphConfig::new(Scope::Step) };
+        let order = GraphOrder::Accesses;
+        let config = GraphConfig { gates, order, accounts, ..GraphConfig::new(Scope::Step) };
         let compute = self.compute.clone();
         let mut training = GraphSet::new(&compute, config)?;
         let evaluation = GraphSet::new(&self.evaluating, GraphConfig::new(Scope::Chunk))?;

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use device::{Stream, Why};
+use device::{GraphOrder, Stream, Why};
 use graphcap::{GateMode, Graph, GraphConfig, GraphSet, Scope, Survivor};
 use pgroups::Pass;
 
@@ -22,6 +22,14 @@ pub(crate) struct Graphs {
 /// What runs on the second lane is behind what precedes the pass.
 pub(crate) const PASS_AFTER_INPUTS: Why = Why("test.pass_after_inputs");
 
+/// Both orders have their turn, each with one mode of gates.
+fn order(gates: GateMode) -> GraphOrder {
+    match gates {
+        GateMode::InGraph => GraphOrder::Accesses,
+        GateMode::BeforeReplay => GraphOrder::Submission,
+    }
+}
+
 impl Graphs {
     pub(crate) fn capture(worker: &mut Worker, scope: Scope, gates: GateMode) -> Result<Graphs, Caught> {
         // What overlaps itself needs two of each.
@@ -29,7 +37,7 @@ impl Graphs {
             Lanes::One => NonZeroUsize::MIN,
             Lanes::Turns => NonZeroUsize::MIN.saturating_add(1),
         };
-        let config = GraphConfig { gates, lanes, ..GraphConfig::new(scope) };
+        let config = GraphConfig { gates, order: order(gates), lanes, ..GraphConfig::new(scope) };
         let mut training = GraphSet::new(&worker.compute, config.clone())?;
         let evaluation = GraphSet::new(&worker.compute, GraphConfig { scope: Scope::Layer, ..config })?;
         let all = pieces(&worker.model);
