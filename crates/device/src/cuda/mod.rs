@@ -15,6 +15,7 @@ mod card_tests; // facts about CUDA
 mod choices; // which algorithms, from run to run
 mod clique; // a group's communicators, and how many fit on a card
 mod collective; // joint operations as calls of NCCL
+mod comm_settings; // of communicators
 mod compile; // kernels from source
 mod contest; // the fastest of several ways
 mod cudnn; // attention through a library
