@@ -1,5 +1,6 @@
 //! Replays against eager training: the same bits, the same accounts, in every order.
 
+use device::Machine;
 use graphcap::{GateMode, Scope};
 
 use super::{support::*, training::*};
@@ -8,6 +9,7 @@ const SCOPES: [Scope; 4] = [Scope::Layer, Scope::Chunk, Scope::Microbatch, Scope
 
 #[test]
 fn replays_give_the_bits_of_eager_training_at_every_scope_and_in_both_modes() {
+    let machines: Vec<_> = [cpu()].into_iter().chain(cards()).collect();
     for scope in SCOPES {
         let want = Program::eager(scope).run(&sim(0), &nothing).unwrap();
         assert!(want[0].iter().all(|bits| f32::from_bits(*bits).is_finite()) && want[0] != want[1]);
@@ -16,8 +18,8 @@ fn replays_give_the_bits_of_eager_training_at_every_scope_and_in_both_modes() {
             for seed in 0..25 {
                 assert_eq!(program.run(&sim(seed), &nothing).unwrap(), want, "{scope}, {mode}, seed {seed}");
             }
-            for machine in [cpu()].into_iter().chain(cards()) {
-                assert_eq!(program.run(&machine, &nothing).unwrap(), want, "{scope}, {mode} on {}", machine.driver());
+            for machine in &machines {
+                assert_eq!(program.run(machine, &nothing).unwrap(), want, "{scope}, {mode} on {}", machine.driver());
             }
         }
     }
@@ -25,20 +27,21 @@ fn replays_give_the_bits_of_eager_training_at_every_scope_and_in_both_modes() {
 
 #[test]
 fn warm_up_and_failed_captures_change_no_bit_of_the_training_that_follows() {
+    let machines = machines();
     for mode in MODES {
         let plain = Program::captured(Scope::Microbatch, mode);
         let want = plain.run(&sim(0), &nothing).unwrap();
         let program = Program { warm_ups: 3, failures: 2, ..plain };
-        for machine in machines() {
-            assert_eq!(program.run(&machine, &nothing).unwrap(), want, "{mode} on {}", machine.driver());
+        for machine in &machines {
+            assert_eq!(program.run(machine, &nothing).unwrap(), want, "{mode} on {}", machine.driver());
         }
     }
 }
 
 #[test]
 fn replays_leave_the_accounts_of_eager_steps() {
-    let accounts = |program: &Program| {
-        let said = pgroups::local(&sim(3), 2, |rank| -> Result<_, Caught> {
+    let accounts = |machine: &Machine, program: &Program| {
+        let said = pgroups::local(machine, 2, |rank| -> Result<_, Caught> {
             let mut trainer = Trainer::new(&rank, program, "m")?;
             let graphs = trainer.prepare()?;
             let mut said = Vec::new();
@@ -52,10 +55,11 @@ fn replays_leave_the_accounts_of_eager_steps() {
         });
         said.unwrap().remove(0)
     };
-    let (want, none) = accounts(&Program::eager(Scope::Layer));
+    let (want, none) = accounts(&sim(3), &Program::eager(Scope::Layer));
     assert!(none.is_none());
-    for mode in MODES {
-        let (said, replayed) = accounts(&Program::captured(Scope::Layer, mode));
+    let machines: Vec<_> = [sim(3)].into_iter().chain(cards()).collect();
+    for (machine, mode) in machines.iter().flat_map(|machine| MODES.map(|mode| (machine, mode))) {
+        let (said, replayed) = accounts(machine, &Program::captured(Scope::Layer, mode));
         // Whoever replays looks at a published bucket without asking: lookups are fewer.
         let told = |steps: &[Vec<String>]| -> Vec<String> {
             steps.iter().flatten().map(|line| line.split(", lookups").next().unwrap().to_owned()).collect()

@@ -33,6 +33,15 @@ pub(crate) fn cards() -> Vec<Machine> {
     crate::cards::cards(device::cuda::CudaOptions::default(), options())
 }
 
+/// Machines by seed: a simulator takes its order from it, a card has its own.
+pub(crate) type Machines = Box<dyn Fn(u64) -> Machine>;
+
+/// Simulators, and the first card, which then is opened once for all seeds.
+pub(crate) fn kinds() -> Vec<Machines> {
+    let card = |card: Machine| Box::new(move |_| card.clone()) as Machines;
+    [Box::new(sim) as Machines].into_iter().chain(cards().into_iter().map(card)).collect()
+}
+
 pub(crate) fn get<T: Element>(stream: &Stream, view: &View) -> Result<Vec<T>, device::Error> {
     stream.download::<T>(view)?.wait()
 }
