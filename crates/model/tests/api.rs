@@ -4,6 +4,8 @@
 mod adamw;
 #[path = "api/bf16.rs"]
 mod bf16;
+#[path = "../../../tests/cards.rs"]
+mod cards;
 #[path = "api/config.rs"]
 mod config;
 #[path = "api/errors.rs"]
