@@ -103,7 +103,7 @@ fn steps_of_layouts_are_free_of_races() {
 
 /// Traces of cards are taken from the same submissions as those of hosts; what they were of ran there.
 #[test]
-fn steps_of_eight_ranks_are_free_of_races_on_a_card_at_every_scope_in_both_modes() {
+fn steps_of_eight_ranks_are_free_of_races_at_every_scope_in_both_modes_and_on_a_card() {
     let machines: Vec<_> =
         [Machine::dry()].into_iter().chain(cards(CudaOptions::default(), Options::default())).collect();
     for (at, graphs) in GRAPHS.into_iter().enumerate() {

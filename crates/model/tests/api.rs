@@ -20,6 +20,8 @@ mod golden_case;
 mod gradients;
 #[path = "api/layouts.rs"]
 mod layouts;
+#[path = "api/machines.rs"]
+mod machines;
 #[path = "api/memory.rs"]
 mod memory;
 #[path = "api/recompute.rs"]

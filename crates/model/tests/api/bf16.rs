@@ -6,7 +6,8 @@ use pgroups::{Pass, Turn, Whole};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::{
-    rig::{Case, Layout, Results, Rig, cards, cut, cut_llama, tiny, tiny_llama, values},
+    machines::cards,
+    rig::{Case, Layout, Results, Rig, cut, cut_llama, tiny, tiny_llama, values},
     twins::{differing, inputs},
 };
 

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::{
     golden_case::GoldenCase,
-    rig::{Case, Layout, machines},
+    machines::machines,
+    rig::{Case, Layout},
 };
 
 fn golden(name: &str) -> Value {

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use model::{Arch, GptConfig, GptPlan, LlamaConfig, Output, RecomputeLayers};
 
 use crate::{
+    machines::machines,
     reference::{Reference, Values, differences},
-    rig::{Case, Layout, Results, exact, ids, machines, tiny, tiny_llama, values},
+    rig::{Case, Layout, Results, exact, ids, tiny, tiny_llama, values},
 };
 
 /// max|a − b| ≤ 2e-6 · max|b| per tensor, with a floor of 2e-7 of the model's largest gradient.

@@ -3,33 +3,16 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
-    time::Duration,
 };
 
 use device::{
-    DType, Device, Frame, FramePlan, Fresh, Machine, MemoryKind, Options, Stream, View, bf16,
-    cuda::CudaOptions,
+    DType, Device, Frame, FramePlan, Machine, MemoryKind, Stream, View, bf16,
     ops::{BiasGrad, Factor},
 };
 use model::{Arch, Gpt, GptConfig, GptPlan, LlamaConfig, Microbatch, ModelError, Output, RecomputeLayers};
 use pgroups::{GradOut, Init, InitStream, Param, Pass, PgError, Seed, Turn, Weights, Whole};
 
 use crate::reference::Values;
-
-/// Memory that holds NaN until it is written.
-fn poisoned() -> Options {
-    Options { timeout: Duration::from_secs(20), fresh: Fresh::Poisoned }
-}
-
-/// The first card, if the tests were built for one.
-pub(crate) fn cards() -> Vec<Machine> {
-    crate::cards::cards(CudaOptions::default(), poisoned())
-}
-
-/// Two workers, and the first card.
-pub(crate) fn machines() -> Vec<Machine> {
-    [Machine::cpu_with(2, poisoned()).unwrap()].into_iter().chain(cards()).collect()
-}
 
 /// Sizes that fit nothing evenly.
 pub(crate) fn tiny() -> GptConfig {

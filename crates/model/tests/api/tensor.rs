@@ -7,7 +7,8 @@ use model::{Arch, GptConfig, GptPlan, LlamaConfig, Output, RecomputeLayers};
 use pgroups::{GlobalRank, Group, GroupsPlan, Key, Pass, ProcessGroups, Rank, Sequence, local};
 
 use crate::{
-    rig::{cards, ids, values},
+    machines::cards,
+    rig::{ids, values},
     tensor_rig::{Batches, Work, alone, assert_agree, flat, tensor_groups, together, together_in},
 };
 

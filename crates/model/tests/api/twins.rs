@@ -6,7 +6,10 @@ use device::{DType, Frame, Machine, MemoryKind, View, ops::Factor};
 use model::{Arch, GptConfig, GptPlan, LlamaConfig, Microbatch, Output, RecomputeLayers};
 use pgroups::Pass;
 
-use crate::rig::{Case, Layout, Results, Rig, cut, cut_llama, ids, machines, tiny, tiny_llama, values};
+use crate::{
+    machines::machines,
+    rig::{Case, Layout, Results, Rig, cut, cut_llama, ids, tiny, tiny_llama, values},
+};
 
 pub(crate) fn bits((losses, gradients): &Results) -> (Vec<u32>, BTreeMap<String, Vec<u32>>) {
     let of = |v: &Vec<f32>| v.iter().map(|x| x.to_bits()).collect();
