@@ -229,7 +229,8 @@ fn an_evaluation_between_the_graphs_of_a_pass_is_of_the_same_values_and_leaves_t
         let graphs = worker.graphs.as_ref().expect("graphs");
         graphs.evaluation.graphs().iter().try_for_each(|graph| replay(graph, &worker.compute, &worker.eval_slot))
     };
-    let twice = |worker: &mut Worker, at: usize| if at % 2 == 0 { by_graphs(worker) } else { worker.evaluate() };
+    let twice =
+        |worker: &mut Worker, at: usize| if at.is_multiple_of(2) { by_graphs(worker) } else { worker.evaluate() };
     for machine in kinds() {
         let plain = run(machine(0), GateMode::InGraph, &|_, _| Ok(()));
         assert!(plain.iter().all(|(_, counters)| counters.repaired == 0));
