@@ -27,10 +27,6 @@ pub(crate) fn cards() -> Vec<Machine> {
     crate::cards::cards(device::cuda::CudaOptions::default(), options())
 }
 
-pub(crate) fn machines() -> Vec<Machine> {
-    [cpu(), sim(1), sim(2), sim(3)].into_iter().chain(cards()).collect()
-}
-
 /// Waits on `to` for what is on `from` now.
 pub(crate) fn order(from: &Stream, to: &Stream, why: &'static str) -> Result<(), device::Error> {
     let event = from.device().event(why);
