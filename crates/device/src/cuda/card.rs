@@ -21,6 +21,7 @@ use super::{
     kernels,
     launch::Call,
     memory::{Blocks, Pinned},
+    stacks,
 };
 
 /// Which cards a machine uses, and where compiled kernels are kept.
@@ -202,6 +203,7 @@ impl Card {
         card.reached = card.new_event()?;
         card.record(card.reached, card.side)?;
         card.load(&Cache::new(options.kernel_cache.clone()))?;
+        stacks::fit(&card)?;
         card.wait_side()?;
         Ok(Arc::new(card))
     }
@@ -315,6 +317,11 @@ impl Card {
         // SAFETY: as above.
         self.check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, which, left) })?;
         Ok(left as u32)
+    }
+
+    /// All that were loaded.
+    pub(super) fn functions(&self) -> impl Iterator<Item = Function> {
+        self.functions.values().map(|loaded| loaded.raw)
     }
 
     /// A stream that no other one orders by its mere existence.
