@@ -67,7 +67,7 @@ impl Cast<'_> {
     /// Accesses: y, x.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if the sizes differ, [`Error::ElementType`] if one of the two is of whole numbers and the other of other ones.
+    /// [`Error::Shapes`] if the sizes differ, [`Error::ElementType`] if whole numbers would be converted.
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("cast", site);
         check.same_sizes(&[("x", self.x), ("y", self.y)])?;
