@@ -55,8 +55,8 @@ pub enum Unfilled {
 
 /// What follows a gather, on its stream, exactly once for each publication: casts, quantisation.
 ///
-/// Called with the stream and the whole bucket's values, `[numel]`, bucket by bucket. It submits, and calls nothing of
-/// the [`Ddp`](crate::Ddp) that calls it.
+/// Called with the stream and the whole bucket's values, `[numel]`, bucket by bucket. It submits, calls nothing of the
+/// [`Ddp`](crate::Ddp) that calls it, and leaves the values as they are: they are masters, or halves of them.
 pub type PostGather = Arc<dyn Fn(&Stream, &View) -> Result<(), DdpError> + Send + Sync>;
 
 /// Settings of a [`Ddp`](crate::Ddp).

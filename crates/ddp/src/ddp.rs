@@ -207,7 +207,8 @@ impl Ddp {
         OwnSchedule(self)
     }
 
-    /// Writes values: `write` is called for each bucket, on a stream that is behind all reads.
+    /// Writes values: `write` is called for each bucket, on a stream that is behind all reads. An optimizer has to be
+    /// told ([`Optimizer::refresh_masters`](crate::Optimizer::refresh_masters)).
     ///
     /// # Errors
     /// [`DdpError::PublicationInFlight`] if a publication was neither read nor waited for, and nothing has changed

@@ -37,7 +37,7 @@ pub use self::ledger::{Issuance, Ledger, LedgerEntry, Waiting};
 pub use self::offload::{Buffers, Offloaded};
 pub use self::optimizer::{
     AdamConfig, CountZeros, GradCheck, LossScale, LossScaleConfig, NormKind, Optimizer, OptimizerConfig, ParamGroup,
-    StepOutcome,
+    StateViews, StepOutcome,
 };
 pub use self::plan::{
     Bucket, BucketId, BucketPlan, BucketSize, BufferKey, BufferPlan, BusPadding, Copies, Fragment, GradType, Joining,

@@ -13,7 +13,7 @@ use crate::{
 /// Which buffers of the trained parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Buffers {
-    /// Values. With f32 values they are the optimizer's masters, too.
+    /// Values: the optimizer's masters, too, if they are f32, and their upper halves if they are bf16.
     Values,
     /// Gradients.
     Grads,
@@ -66,7 +66,7 @@ impl Ddp {
     /// Publications in flight are completed first, with the work behind them, and whatever is stale is published: all
     /// ranks call it. Addresses are fixed for life, so the memory stays allocated; a captured graph finds it where it
     /// was. Meanwhile everything that would look at the buffers is refused: reads of values, microbatches, steps of
-    /// the optimizer. Moments stay, and so do frozen parameters.
+    /// the optimizer. Moments and rests of masters stay, and so do frozen parameters.
     ///
     /// # Errors
     /// [`DdpError::OffloadInStep`] unless the last step's gradients are finished; [`DdpError::Offloaded`] if they are

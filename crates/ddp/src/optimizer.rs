@@ -3,7 +3,7 @@
 mod loss_scale; // dynamic loss scale
 mod norm; //       the norm of all gradients, counted once
 mod settings; //   what holds for a run
-mod shards; //     masters and moments
+mod shards; //     rests of masters, and moments
 mod zeros; //      how many gradients are zero
 
 use std::sync::Arc;
@@ -23,10 +23,14 @@ use self::{
 pub use self::{
     loss_scale::{LossScale, LossScaleConfig, StepOutcome},
     settings::{AdamConfig, CountZeros, GradCheck, NormKind, OptimizerConfig, ParamGroup},
+    shards::StateViews,
 };
 use crate::{Buffers, Ddp, DdpError, Scaling, account::StateGates, gates::Crowd, why};
 
 /// AdamW with f32 masters and moments for what this rank owns of every bucket; one or several models step as one.
+///
+/// f32 values are the masters. bf16 values are the upper halves of theirs, and the optimizer keeps the rests beside
+/// them: so a step reads the values, and whoever writes them calls [`refresh_masters`](Optimizer::refresh_masters).
 ///
 /// A step: wait for the reduced gradients, norm and check, clip factor, zeros, count, then bucket by bucket update and
 /// publish. A step whose gradients are not all finite on all ranks changes no value, moment or count on any, and
@@ -212,7 +216,7 @@ impl Optimizer {
         Ok(self.gates.readers.settle(stream, why::STEP_AFTER_STATE_READ)?)
     }
 
-    /// Makes norm, flag, counts, masters and moments, and the loss scale, readable by what is submitted to `stream`,
+    /// Makes norm, flag, counts, rests and moments, and the loss scale, readable by what is submitted to `stream`,
     /// until [`done_state`](Optimizer::done_state).
     ///
     /// # Errors
@@ -257,7 +261,7 @@ impl Optimizer {
         Ok(self.hyper.rows(group..group + 1)?)
     }
 
-    /// Makes the masters what the stored values are: behind a load.
+    /// Makes the masters what the stored values are: behind a load, in whichever order they come on the device.
     ///
     /// # Errors
     /// The device's.
@@ -329,8 +333,8 @@ impl Optimizer {
         &self.config
     }
 
-    /// Master and moments of each bucket, as this rank owns them, in the order of [`Ddp::buckets`].
-    pub fn state(&self) -> impl Iterator<Item = [&View; 3]> {
+    /// What is kept of each bucket for the part that this rank owns, in the order of [`Ddp::buckets`].
+    pub fn state(&self) -> impl Iterator<Item = StateViews<'_>> {
         self.parts.iter().flat_map(Part::state)
     }
 }

@@ -299,7 +299,7 @@ impl From<DType> for Stored {
     fn from(dtype: DType) -> Stored {
         match dtype {
             DType::Bf16 => Stored::Bf16,
-            DType::F32 | DType::I32 => Stored::F32,
+            DType::F32 | DType::I32 | DType::I16 => Stored::F32,
         }
     }
 }

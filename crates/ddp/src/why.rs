@@ -23,9 +23,6 @@ pub const WRITE_AFTER_PUBLISH: Why = Why("ddp.write_after_publish");
 /// A write comes behind the last one, which nobody need have published: a load, then a step on another stream.
 pub const WRITE_AFTER_WRITE: Why = Why("ddp.write_after_write");
 
-/// Masters are taken from values that an initialisation or a load has written.
-pub const MASTER_AFTER_WRITE: Why = Why("ddp.master_after_write");
-
 /// A gather reads the shard that the optimizer has written. As the write is behind all releases, so is what the gather
 /// writes of the other shards.
 pub const GATHER_AFTER_WRITE: Why = Why("ddp.gather_after_write");
@@ -59,7 +56,7 @@ pub const READ_STATE_AFTER_STEP: Why = Why("ddp.read_state_after_step");
 pub const STEP_AFTER_STATE_READ: Why = Why("ddp.step_after_state_read");
 
 /// All of them, for tests that drop one at a time.
-pub const ALL: [Why; 17] = [
+pub const ALL: [Why; 16] = [
     REDUCE_AFTER_LANDED,
     STEP_AFTER_REDUCE,
     READ_GRADS_AFTER_REDUCE,
@@ -73,7 +70,6 @@ pub const ALL: [Why; 17] = [
     FLAG_AFTER_LANDED,
     DIVIDE_AFTER_COUNT,
     WRITE_AFTER_WRITE,
-    MASTER_AFTER_WRITE,
     STEP_AFTER_STEP,
     READ_STATE_AFTER_STEP,
     STEP_AFTER_STATE_READ,

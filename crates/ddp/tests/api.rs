@@ -12,6 +12,8 @@ mod completion;
 mod decision;
 #[path = "api/ledger.rs"]
 mod ledger;
+#[path = "api/masters.rs"]
+mod masters;
 #[path = "api/mutation.rs"]
 mod mutation;
 #[path = "api/offload.rs"]

@@ -13,6 +13,8 @@ pub enum DType {
     Bf16,
     /// Two's complement, 4 bytes: token ids, flags, counters.
     I32,
+    /// Two's complement, 2 bytes: lower halves of f32 masters, see [`split_master`](crate::ops::split_master).
+    I16,
 }
 
 impl DType {
@@ -20,8 +22,13 @@ impl DType {
     pub const fn size_bytes(self) -> usize {
         match self {
             DType::F32 | DType::I32 => 4,
-            DType::Bf16 => 2,
+            DType::Bf16 | DType::I16 => 2,
         }
+    }
+
+    /// A type of whole numbers.
+    pub(crate) const fn is_whole(self) -> bool {
+        matches!(self, DType::I32 | DType::I16)
     }
 }
 
@@ -31,6 +38,7 @@ impl fmt::Display for DType {
             DType::F32 => "f32",
             DType::Bf16 => "bf16",
             DType::I32 => "i32",
+            DType::I16 => "i16",
         })
     }
 }
@@ -50,10 +58,14 @@ impl Element for bf16 {
 impl Element for i32 {
     const DTYPE: DType = DType::I32;
 }
+impl Element for i16 {
+    const DTYPE: DType = DType::I16;
+}
 
 mod sealed {
     pub trait Sealed {}
     impl Sealed for f32 {}
     impl Sealed for i32 {}
+    impl Sealed for i16 {}
     impl Sealed for half::bf16 {}
 }

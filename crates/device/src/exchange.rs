@@ -276,6 +276,11 @@ fn check_types(exchange: Exchange, site: &str, ends: &Ends<'_>, any: &View) -> R
             return Err(Error::ElementType { op, site: site.to_owned(), tensor: "destination", have, need });
         }
     }
+    if any.dtype() == DType::I16 {
+        // NCCL has none.
+        let (have, need) = (DType::I16, DType::I32);
+        return Err(Error::ElementType { op, site: site.to_owned(), tensor: "source", have, need });
+    }
     let averages = matches!(exchange, Exchange::AllReduce(Reduce::Avg) | Exchange::ReduceScatter(Reduce::Avg));
     if averages && any.dtype() == DType::I32 {
         let (have, need) = (DType::I32, DType::F32);

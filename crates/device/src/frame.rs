@@ -47,10 +47,31 @@ impl Frame {
     /// # Errors
     /// The device's sticky error.
     pub fn planned(stream: &Stream, plan: &Arc<FramePlan>) -> Result<Frame, Error> {
-        // Whole words, so that the arena can be read back as one view.
-        let words = plan.bytes().div_ceil(DType::I32.size_bytes());
+        let arena = Frame::shared_arena(stream, plan.name(), [&**plan])?;
+        Frame::planned_in(&arena, stream, plan)
+    }
+
+    /// An arena for several kinds of pass that take turns on `stream`: as large as the largest of them needs.
+    ///
+    /// # Errors
+    /// The device's sticky error.
+    pub fn shared_arena<'p>(
+        stream: &Stream,
+        label: &str,
+        plans: impl IntoIterator<Item = &'p FramePlan>,
+    ) -> Result<View, Error> {
+        let words = plans.into_iter().map(words).max().unwrap_or(0);
         let own = Some((stream.index(), stream.name().to_owned()));
-        let arena = stream.device().alloc_for(plan.name(), &[words], DType::I32, MemoryKind::Arena, own)?;
+        stream.device().alloc_for(label, &[words], DType::I32, MemoryKind::Arena, own)
+    }
+
+    /// Buffers at the places of `plan` in a [shared arena](Frame::shared_arena) of this stream. Whatever a pass leaves there
+    /// lasts until a pass of another frame begins.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the arena was made for smaller plans.
+    pub fn planned_in(arena: &View, stream: &Stream, plan: &Arc<FramePlan>) -> Result<Frame, Error> {
+        let arena = arena.flat(0..words(plan))?;
         let places = plan.places().iter();
         let views = places.map(|p| arena.carve(p.offset, p.shape, p.dtype)).collect();
         Ok(Frame::new(stream, plan.name(), views, Some((plan.clone(), arena))))
@@ -66,7 +87,7 @@ impl Frame {
         &self.stream
     }
 
-    /// The arena, if the frame is planned.
+    /// The arena, if the frame is planned: of a shared one as much as its plan needs.
     pub fn arena(&self) -> Option<&View> {
         self.arena.as_ref().map(|(_, view)| view)
     }
@@ -146,6 +167,11 @@ impl Frame {
             None => FramePlan::from_trace(&self.name, &self.stream, &self.views, trace),
         }
     }
+}
+
+/// Of an arena: whole ones, so that it can be read back as one view.
+fn words(plan: &FramePlan) -> usize {
+    plan.bytes().div_ceil(DType::I32.size_bytes())
 }
 
 #[cfg(test)]

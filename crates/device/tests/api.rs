@@ -19,6 +19,8 @@ mod api {
     mod capture_random; // random programs, eager and replayed
     mod capture_rules; // what a capture takes and refuses
     #[cfg(feature = "gpu-tests")]
+    mod card_adamw; // AdamW on a card against its twin
+    #[cfg(feature = "gpu-tests")]
     mod card_attention; // attention on a card
     #[cfg(feature = "gpu-tests")]
     mod card_bench; // what claims about kernels on a card are made of

@@ -263,5 +263,8 @@ impl fmt::Debug for Param {
 }
 
 pub(crate) fn check_type(what: &'static str, dtype: DType) -> Result<(), PgError> {
-    if dtype == DType::I32 { Err(PgError::ParamType { what, dtype }) } else { Ok(()) }
+    match dtype {
+        DType::F32 | DType::Bf16 => Ok(()),
+        DType::I32 | DType::I16 => Err(PgError::ParamType { what, dtype }),
+    }
 }

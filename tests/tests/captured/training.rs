@@ -359,7 +359,7 @@ impl Trainer {
         self.device.synchronize()?;
         let mut views: Vec<View> = Vec::new();
         views.extend(self.ddp.buckets().flat_map(|bucket| [bucket.values, bucket.grads]));
-        views.extend(self.optimizer.state().flatten().cloned());
+        views.extend(self.optimizer.state().flat_map(|state| [state.values, state.m, state.v]).cloned());
         views.extend([self.optimizer.grad_norm().clone(), self.ddp.keep().clone(), self.seen_all.clone()]);
         views.extend(self.acts.iter().chain(&self.dacts).chain(&self.seen).cloned());
         let mut all: Vec<u32> =

@@ -250,7 +250,8 @@ impl Worker {
         self.rank.device.synchronize()?;
         let mut all = self.losses()?;
         let values: Vec<View> = self.ddp.buckets().map(|bucket| bucket.values).collect();
-        let state: Vec<View> = self.optimizer.state().flatten().cloned().collect();
+        let state = self.optimizer.state().flat_map(|state| [state.values, state.m, state.v]);
+        let state: Vec<View> = state.cloned().collect();
         for view in values.iter().chain(&state) {
             all.extend(get::<f32>(&self.compute, view)?);
         }

@@ -1,18 +1,31 @@
-//! Masters and moments of what a rank owns.
+//! Rests of masters, and moments, of what a rank owns.
 
 use std::{ops::Range, sync::Arc};
 
 use device::{
     Access, Args, DType, MemoryKind, Op, OpError, Reduce, Stream, View, bf16,
-    ops::{AdamRun, AdamWRuns, Cast, Fill},
+    ops::{AdamRun, AdamWRuns, Fill},
 };
 use pgroups::ParamClass;
 
 use crate::{
     DdpError, Dispatch, Fragment, OptimizerConfig,
-    core::{BucketViews, Core, Record},
+    core::{BucketViews, Core},
     why,
 };
+
+/// The optimizer's state for what a rank owns of a bucket, each `[numel]`.
+#[derive(Clone, Copy, Debug)]
+pub struct StateViews<'o> {
+    /// f32 or bf16: the values that are stepped. f32 ones are the masters.
+    pub values: &'o View,
+    /// i16, where values are bf16: [`join_master`](device::ops::join_master) of both is the f32 master.
+    pub rest: Option<&'o View>,
+    /// f32: mean of the gradients.
+    pub m: &'o View,
+    /// f32: mean of their squares.
+    pub v: &'o View,
+}
 
 /// The optimizer state of one model.
 pub(super) struct Part {
@@ -27,8 +40,8 @@ pub(super) struct Part {
 struct Owned {
     bucket: BucketViews,
     fragments: Vec<Fragment>,
-    /// f32: the stored values themselves if they are f32.
-    master: View,
+    /// i16: what bf16 values lack of their f32 masters. f32 values are the masters themselves.
+    rest: Option<View>,
     m: View,
     v: View,
     /// Where its first parameter begins.
@@ -60,14 +73,14 @@ impl Part {
             let mut owned = Vec::new();
             for bucket in &group.buckets {
                 let numel = bucket.own_values.numel();
-                let alloc = |label| device.alloc(label, &[numel], DType::F32, MemoryKind::Optimizer);
-                let is_f32 = bucket.own_values.dtype() == DType::F32;
+                let alloc = |label, dtype| device.alloc(label, &[numel], dtype, MemoryKind::Optimizer);
+                let is_narrow = bucket.own_values.dtype() == DType::Bf16;
                 let fragments = core.plan.fragments(bucket.id, place);
                 let start = fragments.first().map_or(0, |first| first.local.start);
                 owned.push(Owned {
-                    master: if is_f32 { bucket.own_values.clone() } else { alloc("master")? },
-                    m: alloc("m")?,
-                    v: alloc("v")?,
+                    rest: is_narrow.then(|| alloc("rest", DType::I16)).transpose()?,
+                    m: alloc("m", DType::F32)?,
+                    v: alloc("v", DType::F32)?,
                     start,
                     runs: runs(&fragments, start, &of),
                     fragments,
@@ -90,22 +103,19 @@ impl Part {
         self.groups.iter().flatten()
     }
 
-    pub(super) fn state(&self) -> impl Iterator<Item = [&View; 3]> {
-        self.owned().map(|owned| [&owned.master, &owned.m, &owned.v])
+    pub(super) fn state(&self) -> impl Iterator<Item = StateViews<'_>> {
+        self.owned().map(|owned| StateViews {
+            values: &owned.bucket.own_values,
+            rest: owned.rest.as_ref(),
+            m: &owned.m,
+            v: &owned.v,
+        })
     }
 
+    /// Without a rest, a value is its master: whatever has written the values, nothing of them is looked at here.
     pub(super) fn refresh(&self, stream: &Stream) -> Result<(), DdpError> {
-        for (group, owned) in self.core.groups.iter().zip(&self.groups) {
-            stream.wait(&group.written, why::MASTER_AFTER_WRITE)?;
-            // A gather in place writes this rank's shard too.
-            stream.wait(&group.gates.published, why::MASTER_AFTER_WRITE)?;
-            for Owned { bucket, master, .. } in owned {
-                if !bucket.own_values.same_as(master) {
-                    stream.launch(Cast { x: &bucket.own_values, y: master }.op("ddp.master")?)?;
-                }
-            }
-            // The gather of that write, if it is still to come, and the next write are behind this read as well.
-            self.core.record(Record::Written, stream, &group.written)?;
+        for rest in self.owned().filter_map(|owned| owned.rest.as_ref()) {
+            stream.launch(Fill { y: rest, value: 0.0 }.op("ddp.rest")?)?;
         }
         Ok(())
     }
@@ -126,14 +136,13 @@ impl Part {
         for owned in &self.groups[group] {
             let Some(last) = owned.runs.last() else { continue };
             let part = |view: &View| view.flat(owned.start..owned.start + last.end);
-            let narrow = !owned.bucket.own_values.same_as(&owned.master);
-            let copy = narrow.then(|| part(&owned.bucket.own_values)).transpose()?;
+            let rest = owned.rest.as_ref().map(part).transpose()?;
             let update = AdamWRuns {
-                param: &part(&owned.master)?,
+                param: &part(&owned.bucket.own_values)?,
+                rest: rest.as_ref(),
                 grad: &part(&owned.bucket.own_grads)?,
                 m: &part(&owned.m)?,
                 v: &part(&owned.v)?,
-                copy: copy.as_ref(),
                 scalars: hyper,
                 skip,
                 beta1: config.adam.beta1,

@@ -40,7 +40,7 @@ fn replicated_gradients_are_counted_once_in_the_norm() {
                     })?;
                     one.ddp.finish_grads()?;
                     optimizer.step(&one.stream, &[0.0])?;
-                    let second_moment = optimizer.state().map(|[_, _, v]| wide(&one.stream, v));
+                    let second_moment = optimizer.state().map(|state| wide(&one.stream, state.v));
                     let v: Vec<f32> = second_moment.collect::<Result<Vec<_>, _>>()?.concat();
                     Ok((get::<f32>(&one.stream, optimizer.grad_norm())?[0], v.into_iter().fold(0.0, f32::max)))
                 });
@@ -82,7 +82,7 @@ fn the_norm_is_that_of_the_whole_model_on_every_stage() {
                 one.microbatch(|one| one.contribute(0, if one.rank == 0 { 3.0 } else { 4.0 }))?;
                 one.ddp.finish_grads()?;
                 optimizer.step(&one.stream, &[0.0])?;
-                let m = optimizer.state().map(|[_, m, _]| wide(&one.stream, m)).collect::<Result<Vec<_>, _>>()?;
+                let m = optimizer.state().map(|state| wide(&one.stream, state.m)).collect::<Result<Vec<_>, _>>()?;
                 Ok((get::<f32>(&one.stream, optimizer.grad_norm())?[0], m.concat()[0]))
             });
             let norms = norms.unwrap();
@@ -160,7 +160,10 @@ fn one_ranks_nan_skips_the_step_on_all_and_names_the_first_parameter() {
                     };
                     let state = |one: &One, optimizer: &Optimizer| -> Result<Vec<Vec<u32>>, Caught> {
                         one.ddp.publish(&one.stream)?;
-                        let state = optimizer.state().flatten().map(|view| wide(&one.stream, view));
+                        let state = optimizer
+                            .state()
+                            .flat_map(|state| [state.values, state.m, state.v])
+                            .map(|view| wide(&one.stream, view));
                         let values = (0..4).map(|i| one.read(i));
                         state.chain(values).map(|values| Ok(bits(&values?))).collect()
                     };

@@ -274,7 +274,7 @@ fn with_every_synchronisation_all_orders_agree() {
 /// A program that needs a wait.
 pub(crate) fn needs(why: Why) -> Program {
     match why {
-        why::DIVIDE_AFTER_COUNT | why::WRITE_AFTER_WRITE | why::MASTER_AFTER_WRITE => Program::Tokens,
+        why::DIVIDE_AFTER_COUNT | why::WRITE_AFTER_WRITE => Program::Tokens,
         why::WRITE_AFTER_PUBLISH | why::STEP_AFTER_STEP | why::STEP_AFTER_STATE_READ => Program::Unchecked,
         _ => Program::Checked,
     }

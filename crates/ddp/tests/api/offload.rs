@@ -185,7 +185,7 @@ fn grads_beside_others(machine: &Machine) -> Vec<Vec<f32>> {
         one.microbatch(|one| one.contribute_on(&wgrad, 0, vec![2.0; 40]))?;
         one.ddp.finish_grads()?;
         let next = log(&logger)?;
-        Ok([before, behind.wait()?, next.wait()?, wide(&updates, &optimizer.state().next().unwrap()[1].flat(0..40)?)?])
+        Ok([before, behind.wait()?, next.wait()?, wide(&updates, &optimizer.state().next().unwrap().m.flat(0..40)?)?])
     });
     run.unwrap().remove(0).into()
 }

@@ -10,7 +10,7 @@ use pgroups::{LayoutConfig, ParamClass};
 use crate::{
     adam::reference,
     reordered::beyond_reordering,
-    support::{Caught, One, Setup, bits, cards, constant, declared, get, hosts, machines, ours, sim, wide},
+    support::{Caught, One, Setup, bits, cards, constant, declared, get, hosts, machines, ours, sim},
 };
 
 pub(crate) const SIZES: [usize; 4] = [200, 70, 301, 33];
@@ -197,26 +197,6 @@ fn steps_agree_with_a_plain_reference_in_f64_also_with_bf16_values() {
 }
 
 #[test]
-fn f32_masters_are_the_values_and_bf16_ones_are_not() {
-    for (stored, same) in [(DType::F32, true), (DType::Bf16, false)] {
-        let mut setup = Setup::new(2, declared(&SIZES)).sharded();
-        setup.declared.iter_mut().for_each(|param| param.stored = stored);
-        setup
-            .run(&sim(1), |one| {
-                let optimizer = one.optimizer(OptimizerConfig::default())?;
-                for (memory, [master, m, v]) in one.ddp.buckets().zip(optimizer.state()) {
-                    assert_eq!(master.same_as(&memory.own_values), same);
-                    assert_eq!((master.dtype(), m.numel(), v.numel()), (DType::F32, master.numel(), master.numel()));
-                    assert_eq!(memory.own_values.numel() * 2, memory.values.numel());
-                    assert_eq!(wide(&one.stream, master)?, wide(&one.stream, &memory.own_values)?);
-                }
-                Ok(())
-            })
-            .unwrap();
-    }
-}
-
-#[test]
 fn creating_the_state_is_no_step() {
     // AdamW at rate 0.1 with decay 0.1, w = 1: before any step w = 1 and no step is counted, then w = 0.89 and one.
     let group = ParamGroup { name: "all".into(), weight_decay: 0.1, max_lr: 0.1, min_lr: 0.0 };
@@ -384,7 +364,7 @@ fn one_rank_of_many_is_planned_alone_without_memory() {
     let memory = rank.device.memory_by_kind();
     let padded: usize = buffers.plan().numel().1;
     assert_eq!(memory[&device::MemoryKind::Param], 4 * padded);
-    let moments: usize = optimizer.state().map(|[_, m, v]| m.bytes() + v.bytes()).sum();
+    let moments: usize = optimizer.state().map(|state| state.m.bytes() + state.v.bytes()).sum();
     assert_eq!(moments, 8 * padded / world as usize);
     let trace = machine.trace_stop();
     let count = |wanted: &str| {

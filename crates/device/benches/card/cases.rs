@@ -258,14 +258,14 @@ fn cross_entropy(rig: &Rig, sizes: &Sizes) -> Result<Op, Error> {
 }
 
 fn adamw(rig: &Rig, numel: usize) -> Result<Op, Error> {
-    let [param, grad, m] = [rig.f32(&[numel])?, rig.f32(&[numel])?, rig.f32(&[numel])?];
-    let (v, copy, scalars) = (rig.filled(&[numel], 1e-3)?, rig.bf16(&[numel])?, rig.filled(&[Hyper::LEN], 0.1)?);
+    let [grad, m, v] = [rig.f32(&[numel])?, rig.f32(&[numel])?, rig.filled(&[numel], 1e-3)?];
+    let (param, rest, scalars) = (rig.bf16(&[numel])?, rig.i16(&[numel])?, rig.filled(&[Hyper::LEN], 0.1)?);
     let adamw = AdamW {
         param: &param,
+        rest: Some(&rest),
         grad: &grad,
         m: &m,
         v: &v,
-        copy: Some(&copy),
         scalars: &scalars,
         skip: None,
         beta1: 0.9,

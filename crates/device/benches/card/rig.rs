@@ -100,6 +100,13 @@ impl Rig {
         self.noisy(dims, DType::F32)
     }
 
+    /// All 0.
+    pub(crate) fn i16(&self, dims: &[usize]) -> Result<View, Error> {
+        let view = self.device.alloc("x", dims, DType::I16, MemoryKind::Other)?;
+        self.stream.launch(Fill { y: &view, value: 0.0 }.op("fill")?)?;
+        Ok(view)
+    }
+
     /// f32, the same value everywhere.
     pub(crate) fn filled(&self, dims: &[usize], value: f32) -> Result<View, Error> {
         let view = self.device.alloc("x", dims, DType::F32, MemoryKind::Other)?;

@@ -75,6 +75,12 @@ impl Bench {
         Ok(view)
     }
 
+    pub(crate) fn i16(&self, dims: &[usize]) -> Result<View, Error> {
+        let view = self.device.alloc("x", dims, DType::I16, MemoryKind::Other)?;
+        self.stream.upload(&view, (0..view.numel()).map(|i| (i * 7919) as i16).collect())?;
+        Ok(view)
+    }
+
     pub(crate) fn ids(&self, rows: usize, vocab: usize) -> Result<View, Error> {
         let view = self.device.alloc("ids", &[rows], DType::I32, MemoryKind::Other)?;
         self.stream.upload(&view, (0..rows).map(|i| (i * 7919 % vocab) as i32).collect())?;
@@ -215,15 +221,15 @@ impl Bench {
     fn flat(&self) -> Result<Vec<Case>, Error> {
         let [param, grad, m, v] = [(); 4].map(|()| self.f32(&[PARAMS]));
         let (param, grad, m, v) = (&param?, &grad?, &m?, &v?);
-        let (half, scalars) = (&self.bf16(&[PARAMS])?, &self.f32(&[Hyper::LEN])?);
+        let (half, rest, scalars) = (&self.bf16(&[PARAMS])?, &self.i16(&[PARAMS])?, &self.f32(&[Hyper::LEN])?);
         self.stream.upload(scalars, vec![1e-4f32, 0.1, 0.001, 1.0])?;
         self.run(&Fill { y: v, value: 1e-3 }.op("v")?, 1)?;
         let adam = AdamW {
             param,
+            rest: None,
             grad,
             m,
             v,
-            copy: None,
             scalars,
             skip: None,
             beta1: 0.9,
@@ -237,7 +243,7 @@ impl Bench {
         Ok(vec![
             case("bias grad", BiasGrad { dy: h, dbias: b, into: Accumulate::Add }.op("f"))?,
             case("adamw", adam.op("f"))?,
-            case("adamw, bf16 copy", AdamW { copy: Some(half), ..adam }.op("f"))?,
+            case("adamw, bf16 and rests", AdamW { param: half, rest: Some(rest), ..adam }.op("f"))?,
             case("squared norm", SquaredNorm { x: grad, partials }.op("f"))?,
             case("add", Add { a: param, b: grad, y: m }.op("f"))?,
             case("axpy", Axpy { alpha: Factor::Const(1e-3), x: grad, y: param }.op("f"))?,

@@ -38,6 +38,7 @@ fn run_tile(piece: &Piece, from: usize, to: usize) -> Result<(), OpError> {
         DType::F32 => typed::<f32>(piece, from, to),
         DType::Bf16 => typed::<bf16>(piece, from, to),
         DType::I32 => typed::<i32>(piece, from, to),
+        DType::I16 => unreachable!("BUG: refused when it was submitted"),
     }
     Ok(())
 }
@@ -97,6 +98,7 @@ pub(crate) fn deliver(piece: &Piece, sources: &[Vec<u8>], dest: &View) {
         DType::F32 => deliver_typed::<f32>(piece, sources, dest),
         DType::Bf16 => deliver_typed::<bf16>(piece, sources, dest),
         DType::I32 => deliver_typed::<i32>(piece, sources, dest),
+        DType::I16 => unreachable!("BUG: refused when it was submitted"),
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     ptr::NonNull,
 };
 
-/// Bytes repeated through memory that nobody has written, if poisoning is on: NaN as f32 and bf16, -1 as i32.
+/// Bytes repeated through memory that nobody has written, if poisoning is on: NaN as f32 and bf16, -1 as i32 and i16.
 pub(crate) const POISON: u8 = 0xFF;
 
 /// What fresh memory holds.

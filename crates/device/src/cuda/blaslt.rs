@@ -244,6 +244,7 @@ const fn data_type(dtype: DType) -> sys::cudaDataType_t {
         DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
         DType::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
         DType::I32 => sys::cudaDataType_t::CUDA_R_32I,
+        DType::I16 => sys::cudaDataType_t::CUDA_R_16I,
     }
 }
 

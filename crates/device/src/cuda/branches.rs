@@ -46,8 +46,13 @@ fn share(behind: &[&[u32]], needs: &[Option<usize>]) -> (Vec<Option<usize>>, Vec
             }
         }
         let place = need.map(|bytes| {
-            let free = (0..had.len()).find(|place| known[*place] == had[*place]);
-            let place = free.unwrap_or_else(|| {
+            let free = (0..had.len()).filter(|place| known[*place] == had[*place]);
+            // The smallest that is large enough, else the largest, which then grows by least.
+            let place = free.min_by_key(|place| match sizes[*place] {
+                size if size >= bytes => (0, size),
+                size => (1, bytes - size),
+            });
+            let place = place.unwrap_or_else(|| {
                 had.push(0);
                 sizes.push(0);
                 known.push(0);
@@ -75,6 +80,17 @@ mod tests {
         let (of, sizes) = share(&behind, &[Some(10), Some(20), Some(30), Some(5), Some(1)]);
         assert_eq!(of, [Some(0), Some(0), Some(1), Some(0), Some(2)]);
         assert_eq!(sizes, [20, 30, 1]);
+    }
+
+    #[test]
+    fn a_large_need_takes_the_place_that_is_large_already() {
+        // Two branches, one with a large need, twice; behind them one of each kind again.
+        let behind: [&[u32]; 5] = [&[], &[], &[0, 1], &[0, 1], &[2, 3]];
+        let (of, sizes) = share(&behind, &[Some(4), Some(90), Some(90), Some(3), Some(80)]);
+        assert_eq!(of, [Some(0), Some(1), Some(1), Some(0), Some(1)]);
+        assert_eq!(sizes, [4, 90]);
+        // Nothing is large enough: the largest grows.
+        assert_eq!(share(&[&[], &[], &[0, 1]], &[Some(4), Some(7), Some(9)]).1, [4, 9]);
     }
 
     #[test]

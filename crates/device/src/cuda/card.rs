@@ -21,7 +21,7 @@ use super::{
     kernels,
     launch::Call,
     memory::{Blocks, Pinned},
-    prepare::check_collectives,
+    stacks,
 };
 
 /// Which cards a machine uses, and where compiled kernels are kept.
@@ -203,9 +203,7 @@ impl Card {
         card.reached = card.new_event()?;
         card.record(card.reached, card.side)?;
         card.load(&Cache::new(options.kernel_cache.clone()))?;
-        if check_collectives().is_err() {
-            card.trim_stacks()?;
-        }
+        stacks::fit(&card)?;
         card.wait_side()?;
         Ok(Arc::new(card))
     }
@@ -247,11 +245,6 @@ impl Card {
         let major = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         Ok(Arch { major: major as u32, minor: minor as u32 })
-    }
-
-    /// Of all kernels of ours.
-    pub(super) fn functions(&self) -> impl Iterator<Item = Function> {
-        self.functions.values().map(|loaded| loaded.raw)
     }
 
     pub(super) fn function(&self, call: &Call) -> Result<Function, CudaError> {
@@ -324,6 +317,11 @@ impl Card {
         // SAFETY: as above.
         self.check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, which, left) })?;
         Ok(left as u32)
+    }
+
+    /// All that were loaded.
+    pub(super) fn functions(&self) -> impl Iterator<Item = Function> {
+        self.functions.values().map(|loaded| loaded.raw)
     }
 
     /// A stream that no other one orders by its mere existence.

@@ -33,7 +33,7 @@ fn options() -> CudaOptions {
 
 /// A card, and the right to it: closing a context, and giving memory back, wait for all streams of a process, also for
 /// those that another test holds.
-fn card() -> (Arc<Card>, File) {
+pub(super) fn card() -> (Arc<Card>, File) {
     let turn = File::create(std::env::temp_dir().join("warpweft-test-card.lock")).unwrap();
     turn.lock().unwrap();
     (open_card(), turn)

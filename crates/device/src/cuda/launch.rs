@@ -75,6 +75,7 @@ impl Value {
             DType::F32 => 0,
             DType::Bf16 => 1,
             DType::I32 => 2,
+            DType::I16 => 3,
         };
         let [rows, cols, pitch] = [view.row_count(), view.cols(), view.pitch()].map(|size| size as u64);
         Value([address(view), rows, cols, pitch, kind])

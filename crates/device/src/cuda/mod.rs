@@ -39,7 +39,7 @@ mod nccl; // calls of the library
 mod numerics; // algorithms that compute in f32 what is f32
 mod product; // products as the library takes them
 mod requests; // what a kernel request becomes
-mod stack; // what the driver keeps for stacks
+mod stacks; // memory for the stacks of threads
 mod steps; // what is launched for a request, with what it works in
 mod stopwatch; // times on a card
 mod stream; // a stream's half on the card

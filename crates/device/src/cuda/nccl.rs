@@ -188,6 +188,7 @@ impl Type {
             DType::F32 => sys::ncclDataType_t::ncclFloat32,
             DType::Bf16 => sys::ncclDataType_t::ncclBfloat16,
             DType::I32 => sys::ncclDataType_t::ncclInt32,
+            DType::I16 => unreachable!("BUG: refused when it was submitted"),
         })
     }
 }

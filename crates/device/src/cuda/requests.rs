@@ -94,6 +94,7 @@ fn bits(view: &View, value: f32) -> u64 {
         DType::F32 => value.to_bits().into(),
         DType::Bf16 => half::bf16::from_f32(value).to_bits().into(),
         DType::I32 => u64::from(value as i32 as u32),
+        DType::I16 => u64::from(value as i16 as u16),
     }
 }
 

@@ -46,19 +46,22 @@ impl Hyper {
 /// to f32: 0.999 as f32 would be off by a part in 10⁵ there.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamW<'a> {
-    /// f32 master values, updated.
+    /// f32, or bf16 with a rest: the values, updated.
     pub param: &'a View,
+    /// i16, same sizes, updated: what bf16 values lack of their f32 masters, as [`split_master`] takes them apart. The
+    /// step is that of the masters. 0 makes the values themselves the masters.
+    ///
+    /// [`split_master`]: super::split_master
+    pub rest: Option<&'a View>,
     /// f32 or bf16, same sizes.
     pub grad: &'a View,
     /// f32, same sizes, updated.
     pub m: &'a View,
     /// f32, same sizes, updated.
     pub v: &'a View,
-    /// bf16, same sizes, written: the new values rounded, also where the step is skipped.
-    pub copy: Option<&'a View>,
     /// f32 `[Hyper::LEN]`, contiguous.
     pub scalars: &'a View,
-    /// i32, one element: anything but 0 and param, m and v stay as they are, to the bit.
+    /// i32, one element: anything but 0 and param, rest, m and v stay as they are, to the bit.
     pub skip: Option<&'a View>,
     /// In 0..1.
     pub beta1: f64,
@@ -71,17 +74,17 @@ pub struct AdamW<'a> {
 }
 
 impl AdamW<'_> {
-    /// Accesses: param, m, v, grad, scalars, copy, skip.
+    /// Accesses: param, m, v, grad, scalars, rest, skip.
     ///
     /// # Errors
     /// [`Error::Shapes`], [`Error::ElementType`] or [`Error::Setting`] if something does not fit.
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let all = AdamWRuns {
             param: self.param,
+            rest: self.rest,
             grad: self.grad,
             m: self.m,
             v: self.v,
-            copy: self.copy,
             scalars: self.scalars,
             skip: self.skip,
             beta1: self.beta1,
@@ -109,14 +112,14 @@ pub struct AdamRun {
 pub struct AdamWRuns<'a> {
     /// As [`AdamW::param`]; contiguous, like all others, if there are several runs.
     pub param: &'a View,
+    /// As [`AdamW::rest`].
+    pub rest: Option<&'a View>,
     /// As [`AdamW::grad`].
     pub grad: &'a View,
     /// As [`AdamW::m`].
     pub m: &'a View,
     /// As [`AdamW::v`].
     pub v: &'a View,
-    /// As [`AdamW::copy`].
-    pub copy: Option<&'a View>,
     /// f32 `[groups, Hyper::LEN]`, contiguous.
     pub scalars: &'a View,
     /// As [`AdamW::skip`].
@@ -134,17 +137,17 @@ pub struct AdamWRuns<'a> {
 }
 
 impl AdamWRuns<'_> {
-    /// Accesses: param, m, v, grad, scalars, copy, skip.
+    /// Accesses: param, m, v, grad, scalars, rest, skip.
     ///
     /// # Errors
     /// [`Error::Shapes`], [`Error::ElementType`], [`Error::Strided`] or [`Error::Setting`] if something does not fit.
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("adamw", site);
-        let tensors = [("param", self.param), ("m", self.m), ("v", self.v)];
-        check.dtype(DType::F32, &tensors)?;
-        check.dtype(DType::F32, &[("scalars", self.scalars)])?;
+        let (param, stored) = (("param", self.param), if self.rest.is_some() { DType::Bf16 } else { DType::F32 });
+        check.dtype(stored, &[param])?;
+        check.dtype(DType::F32, &[("m", self.m), ("v", self.v), ("scalars", self.scalars)])?;
         check.real(&[("grad", self.grad)])?;
-        check.same_sizes(&[tensors[0], tensors[1], tensors[2], ("grad", self.grad)])?;
+        check.same_sizes(&[param, ("m", self.m), ("v", self.v), ("grad", self.grad)])?;
         check_hyper(&check, self.scalars, self.decays.len())?;
         check_betas(&check, self.beta1, self.beta2)?;
         check.setting(self.eps > 0.0, "eps", self.eps, "it must be over 0")?;
@@ -154,10 +157,10 @@ impl AdamWRuns<'_> {
         self.check_runs(&check)?;
         let mut accesses = [self.param, self.m, self.v].map(Access::update).to_vec();
         accesses.extend([self.grad, self.scalars].map(Access::read));
-        if let Some(copy) = self.copy {
-            check.dtype(DType::Bf16, &[("copy", copy)])?;
-            check.same_sizes(&[tensors[0], ("copy", copy)])?;
-            accesses.push(Access::write(copy));
+        if let Some(rest) = self.rest {
+            check.dtype(DType::I16, &[("rest", rest)])?;
+            check.same_sizes(&[param, ("rest", rest)])?;
+            accesses.push(Access::update(rest));
         }
         push_skip(&check, self.skip, &mut accesses)?;
         let spec = AdamWSpec {
@@ -166,7 +169,7 @@ impl AdamWRuns<'_> {
             eps: self.eps,
             decays: self.decays.into(),
             runs: self.runs.into(),
-            copy: self.copy.is_some(),
+            rest: self.rest.is_some(),
             skip: self.skip.is_some(),
         };
         Ok(check.launch(accesses, Kernel::AdamW(spec)))
@@ -188,11 +191,11 @@ impl AdamWRuns<'_> {
             "there is no such group: decays has one entry for each",
         )?;
         if self.runs.len() > 1 {
-            let tensors = [("param", self.param), ("m", self.m), ("v", self.v), ("grad", self.grad)];
-            check.contiguous(&tensors)?;
-            check.contiguous(&self.copy.map(|copy| ("copy", copy)).into_iter().collect::<Vec<_>>())?;
+            let param = ("param", self.param);
+            check.contiguous(&[param, ("m", self.m), ("v", self.v), ("grad", self.grad)])?;
+            check.contiguous(&self.rest.map(|rest| ("rest", rest)).into_iter().collect::<Vec<_>>())?;
             let holds = self.param.row_count() == 1;
-            check.shapes(holds, tensors[0], tensors[0], "with several runs it must be a vector")?;
+            check.shapes(holds, param, param, "with several runs it must be a vector")?;
         }
         Ok(())
     }
@@ -227,7 +230,7 @@ pub struct AdamWSpec {
     pub(crate) eps: f64,
     pub(crate) decays: Arc<[f64]>,
     pub(crate) runs: Arc<[AdamRun]>,
-    pub(crate) copy: bool,
+    pub(crate) rest: bool,
     pub(crate) skip: bool,
 }
 
@@ -249,7 +252,7 @@ impl Work for AdamWSpec {
     }
 
     fn tile(&self, accesses: &[Access], tile: usize) -> Vec<Access> {
-        let tensors: &[usize] = if self.copy { &[0, 1, 2, 3, 5] } else { &[0, 1, 2, 3] };
+        let tensors: &[usize] = if self.rest { &[0, 1, 2, 3, 5] } else { &[0, 1, 2, 3] };
         let cut = self.cut(accesses);
         let mut tiles = cut.accesses(accesses, tensors, tile);
         if self.runs.len() > 1 {

@@ -30,7 +30,7 @@ impl Check {
 
     /// f32 or bf16.
     pub(crate) fn real(&self, tensors: &[Named<'_>]) -> Result<(), Error> {
-        match tensors.iter().find(|(_, v)| v.dtype() == DType::I32) {
+        match tensors.iter().find(|(_, v)| v.dtype().is_whole()) {
             None => Ok(()),
             Some((tensor, v)) => Err(self.element_type(tensor, v, DType::F32)),
         }

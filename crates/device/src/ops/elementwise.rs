@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{Access, DType, Error, Op, Site, View};
 
-/// Every element of y becomes `value`: any element type; rounded to bf16, whole for i32.
+/// Every element of y becomes `value`: any element type; rounded to bf16, whole for i32 and i16.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill<'a> {
     /// Written.
@@ -21,11 +21,15 @@ impl Fill<'_> {
     /// Accesses: y.
     ///
     /// # Errors
-    /// [`Error::Setting`] if y is i32 and the value is not one.
+    /// [`Error::Setting`] if y is of whole numbers and the value is none of them.
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("fill", site);
-        let fits = self.y.dtype() != DType::I32 || (self.value as i32) as f32 == self.value;
-        check.setting(fits, "value", self.value.into(), "an i32 tensor needs a whole number")?;
+        let fits = match self.y.dtype() {
+            DType::F32 | DType::Bf16 => true,
+            DType::I32 => (self.value as i32) as f32 == self.value,
+            DType::I16 => f32::from(self.value as i16) == self.value,
+        };
+        check.setting(fits, "value", self.value.into(), "an i32 or i16 tensor needs a whole number of its range")?;
         Ok(check.launch(vec![Access::write(self.y)], Kernel::Fill(FillSpec { value: self.value })))
     }
 }
@@ -63,12 +67,12 @@ impl Cast<'_> {
     /// Accesses: y, x.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if the sizes differ, [`Error::ElementType`] if only one of the two is i32.
+    /// [`Error::Shapes`] if the sizes differ, [`Error::ElementType`] if whole numbers would be converted.
     pub fn op(&self, site: impl Into<Site>) -> Result<Op, Error> {
         let check = Check::new("cast", site);
         check.same_sizes(&[("x", self.x), ("y", self.y)])?;
-        if self.x.dtype() == DType::I32 {
-            check.dtype(DType::I32, &[("y", self.y)])?;
+        if self.x.dtype().is_whole() {
+            check.dtype(self.x.dtype(), &[("y", self.y)])?;
         } else {
             check.real(&[("y", self.y)])?;
         }

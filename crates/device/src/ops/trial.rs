@@ -1,7 +1,7 @@
 //! Runs operations on this thread, for tests of kernels.
 
 use crate::{
-    Access, Args, DType, Error, Fresh, Kernel, Launch, Mode, Op, OpError, View,
+    Access, Args, DType, Error, Fresh, Kernel, Launch, Mode, Op, OpError, View, bf16,
     testing::{get, holding, put, scratch},
 };
 
@@ -174,7 +174,7 @@ pub(crate) fn inner(a: &[f64], b: &[f32]) -> f64 {
 
 /// `make` builds an operation on fresh memory and names its outputs; both orders of its pieces give the same bits.
 pub(crate) fn assert_order_free(make: impl Fn() -> (Op, Vec<View>)) {
-    let bits = |views: &[View]| -> Vec<u32> { views.iter().flat_map(get::<f32>).map(f32::to_bits).collect() };
+    let bits = |views: &[View]| -> Vec<u32> { views.iter().flat_map(bits).collect() };
     let (op, outputs) = make();
     assert!(pieces(&op).len() > 1, "{}: large enough to be cut", op.name);
     assert_pieces_partition(&op);
@@ -182,6 +182,16 @@ pub(crate) fn assert_order_free(make: impl Fn() -> (Op, Vec<View>)) {
     let (again, outputs_again) = make();
     run_in_order(&again);
     assert!(bits(&outputs) == bits(&outputs_again), "{}: bits depend on the order of pieces", op.name);
+}
+
+/// The bits of every element.
+pub(crate) fn bits(view: &View) -> Vec<u32> {
+    match view.dtype() {
+        DType::F32 => get::<f32>(view).into_iter().map(f32::to_bits).collect(),
+        DType::Bf16 => get::<bf16>(view).into_iter().map(|x| x.to_bits().into()).collect(),
+        DType::I32 => get::<i32>(view).into_iter().map(|x| x as u32).collect(),
+        DType::I16 => get::<i16>(view).into_iter().map(|x| x as u32).collect(),
+    }
 }
 
 /// The message of a request that is refused.

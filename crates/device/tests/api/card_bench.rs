@@ -78,6 +78,7 @@ impl Bench {
             DType::F32 => self.stream.upload(&tensor.view, values.to_vec()),
             DType::Bf16 => self.stream.upload(&tensor.view, values.iter().map(|x| bf16::from_f32(*x)).collect()),
             DType::I32 => self.stream.upload(&tensor.view, values.iter().map(|x| *x as i32).collect()),
+            DType::I16 => self.stream.upload(&tensor.view, values.iter().map(|x| *x as i16).collect()),
         }
         .unwrap();
     }
@@ -113,6 +114,7 @@ impl Bench {
             DType::F32 => self.get::<f32>(&tensor.all).into_iter().map(f32::to_bits).collect(),
             DType::Bf16 => self.get::<bf16>(&tensor.all).into_iter().map(|x| x.to_bits().into()).collect(),
             DType::I32 => self.get::<i32>(&tensor.all).into_iter().map(|x| x as u32).collect(),
+            DType::I16 => self.get::<i16>(&tensor.all).into_iter().map(|x| x as u32).collect(),
         }
     }
 

@@ -17,13 +17,20 @@ fn fill_and_cast_give_the_bits_of_the_host() {
         values[n / 3] = f32::NEG_INFINITY;
         equal_bits(|b| {
             let mut outputs = Vec::new();
-            for dtype in [DType::F32, DType::Bf16, DType::I32] {
+            for (dtype, value) in
+                [(DType::F32, 1.003_906_3), (DType::Bf16, 1.003_906_3), (DType::I32, -7.0), (DType::I16, -7.0)]
+            {
                 let y = b.tensor(shape, dtype, lie);
-                b.run(Fill { y: &y.view, value: if dtype == DType::I32 { -7.0 } else { 1.003_906_3 } }.op("test"));
+                b.run(Fill { y: &y.view, value }.op("test"));
                 outputs.push(b.bits(&y));
             }
             for (from, to) in REAL.into_iter().flat_map(|from| REAL.map(|to| (from, to))) {
                 let (x, y) = (b.holding(shape, from, Lie::Whole, &values), b.tensor(shape, to, lie));
+                b.run(Cast { x: &x.view, y: &y.view }.op("test"));
+                outputs.push(b.bits(&y));
+            }
+            for whole in [DType::I32, DType::I16] {
+                let (x, y) = (b.holding(shape, whole, Lie::Whole, &values), b.tensor(shape, whole, lie));
                 b.run(Cast { x: &x.view, y: &y.view }.op("test"));
                 outputs.push(b.bits(&y));
             }
@@ -321,95 +328,6 @@ fn sums_and_norms_are_as_exact_as_on_the_host() {
                     .push(b.get::<f32>(&norm.view).iter().map(|x| if x.is_nan() { 0 } else { x.to_bits() }).collect());
             }
             outputs
-        });
-    }
-}
-
-#[test]
-fn adamw_takes_the_steps_of_the_host() {
-    let (beta1, beta2, eps, weight_decay) = (0.9, 0.95, 1e-8, 0.1);
-    for (shape, dtype) in SHAPES.into_iter().flat_map(|s| REAL.map(|dtype| (s, dtype))) {
-        let n: usize = shape.iter().product();
-        let grads: Vec<Vec<f32>> = (0..3).map(|i| noise(20 + i, n)).collect();
-        let start = noise(30, n);
-        let (lr, clip) = (3e-3f32, 0.5f32);
-        let (mut p, mut m, mut v) = (f64s(&start), vec![0.0; n], vec![0.0; n]);
-        for (t, grad) in grads.iter().enumerate() {
-            let corrections = [beta1, beta2].map(|beta: f64| 1.0 - beta.powi(t as i32 + 1));
-            for i in 0..n {
-                let g = if dtype == DType::Bf16 { bf16::from_f32(grad[i]).to_f32() } else { grad[i] };
-                let g = f64::from(g) * f64::from(clip);
-                m[i] = beta1 * m[i] + (1.0 - beta1) * g;
-                v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
-                p[i] -= f64::from(lr) * weight_decay * p[i];
-                p[i] -= f64::from(lr) / corrections[0] * m[i] / ((v[i] / corrections[1]).sqrt() + eps);
-            }
-        }
-        close(&[p, m, v], |b| {
-            let zeros = vec![0.0; n];
-            let make = |values: &[f32]| b.holding(shape, DType::F32, Lie::Whole, values);
-            let (param, m, v) = (make(&start), make(&zeros), make(&zeros));
-            let copy = b.tensor(shape, DType::Bf16, Lie::Whole);
-            let (scalars, step) = (b.vector(&[lr, 0.0, 0.0, clip]), b.ids(&[0]));
-            // The second time everything is skipped.
-            for (t, skip) in [(0, 0), (1, 1), (1, 0), (2, 0)] {
-                let (skip, grad) = (b.ids(&[skip]), b.holding(shape, dtype, Lie::Whole, &grads[t]));
-                let skip = Some(&skip);
-                b.run(AdvanceAdam { step: &step, scalars: &scalars, skip, beta1, beta2 }.op("test"));
-                let adamw = AdamW {
-                    param: &param.view,
-                    grad: &grad.view,
-                    m: &m.view,
-                    v: &v.view,
-                    copy: Some(&copy.view),
-                    scalars: &scalars,
-                    skip,
-                    beta1,
-                    beta2,
-                    eps,
-                    weight_decay,
-                };
-                b.run(adamw.op("test"));
-            }
-            assert_eq!(b.get::<i32>(&step), [3]);
-            let rounded: Vec<bf16> = b.get::<f32>(&param.view).into_iter().map(bf16::from_f32).collect();
-            assert_eq!(b.get::<bf16>(&copy.view), rounded);
-            vec![param, m, v]
-        });
-    }
-}
-
-/// More runs than a launch takes, of one element and of many, and one that is empty.
-#[test]
-fn adamw_of_many_runs_takes_the_steps_of_the_host() {
-    let (beta1, beta2, eps, decays) = (0.9, 0.95, 1e-8, [0.1, 0.0, 0.3]);
-    for (n, dtype) in [(1000, DType::F32), (40_007, DType::F32), (40_007, DType::Bf16)] {
-        let mut runs: Vec<AdamRun> = (0..150).map(|i| AdamRun { end: i * i * n / 22_500, group: i % 3 }).collect();
-        runs.push(AdamRun { end: n, group: 1 });
-        equal_bits(|b| {
-            let make = |seed| b.vector(&noise(seed, n));
-            let (param, m) = (make(1), make(2));
-            let v = b.vector(&noise(3, n).iter().map(|x| x * x).collect::<Vec<_>>());
-            let grad = b.holding(&[n], dtype, Lie::Whole, &noise(4, n));
-            let copy = b.tensor(&[n], DType::Bf16, Lie::Whole);
-            let scalars = b.vector(&[3e-3, 0.19, 0.0975, 0.5, 1e-3, 0.19, 0.0975, 1.0, 0.0, 0.19, 0.0975, 0.25]);
-            let request = AdamWRuns {
-                param: &param,
-                grad: &grad.view,
-                m: &m,
-                v: &v,
-                copy: Some(&copy.view),
-                scalars: &scalars,
-                skip: None,
-                beta1,
-                beta2,
-                eps,
-                decays: &decays,
-                runs: &runs,
-            };
-            b.run(request.op("test"));
-            let bits = |view| b.get::<f32>(view).into_iter().map(f32::to_bits).collect();
-            vec![bits(&param), bits(&m), bits(&v), b.bits(&copy)]
         });
     }
 }

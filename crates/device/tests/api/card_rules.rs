@@ -177,7 +177,7 @@ fn a_captured_step_of_kernels_gives_the_bits_of_its_eager_twin() {
             let (eps, weight_decay) = (1e-8, 0.01);
             let (param, grad, scalars) = (&w, &g, &scalars);
             let adamw =
-                AdamW { param, grad, m: &m, v: &v, copy: None, scalars, skip: None, beta1, beta2, eps, weight_decay };
+                AdamW { param, rest: None, grad, m: &m, v: &v, scalars, skip: None, beta1, beta2, eps, weight_decay };
             one.launch(adamw.op("opt").unwrap()).unwrap();
         };
         let exec = replay.then(|| captured(&one, submit).instantiate().unwrap());

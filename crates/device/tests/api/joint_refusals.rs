@@ -91,6 +91,10 @@ fn accesses_that_do_not_fit_are_refused_at_submission(driver: &Driver) {
     let average = vec![Access::update(&i)];
     let error = stream.joint(&meeting, Exchange::AllReduce(Reduce::Avg), "test", average).unwrap_err();
     assert_eq!(error.to_string(), "all_reduce@test: source is i32, needs f32");
+    let halves = device.alloc("halves", &[4], DType::I16, MemoryKind::Other).unwrap();
+    let halves = vec![Access::update(&halves)];
+    let error = stream.joint(&meeting, Exchange::AllReduce(Reduce::Sum), "test", halves).unwrap_err();
+    assert_eq!(error.to_string(), "all_reduce@test: source is i16, needs i32");
     assert!(device.error().is_none());
 }
 

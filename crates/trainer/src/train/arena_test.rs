@@ -35,19 +35,25 @@ fn the_highest_byte_that_a_run_touches_is_the_last_of_the_plan() {
         let touched = pgroups::local(&machine, 2, |rank| -> Result<_, TrainError> {
             let mut run = RankRun::build(&rank, &config, Some(&plans))?;
             let batch = batches(&config, &corpus, rank.global.0)?.next_batch()?;
-            run.step(&batch.microbatches().collect::<Vec<_>>(), 1e-3)?;
             let windows = eval_windows(&config, &corpus)?.expect("an evaluation");
             let mut eval = Evaluator::open(&run, &rank, &config, windows, Some(eval_plan))?;
-            eval.submit(&mut run, |_| Ok(None))?;
+            let arena = run.frame.arena().expect("planned").clone();
+            let highest = |run: &RankRun| words(run, &arena).map(|words| highest_touched(&words));
+            // They share it, so the smallest comes first.
             run.parallel.publish(&run.stream)?;
             run.next_logits(&vec![7; config.model.seq_len], 5)?;
-            let arenas = [&run.frame, &run.sample_frame, &eval.frame].map(|f| f.arena().expect("planned").clone());
-            let highest = |arena| words(&run, arena).map(|words| highest_touched(&words));
+            let sample = highest(&run)?;
+            eval.submit(&mut run, |_| Ok(None))?;
+            let eval = highest(&run)?;
+            run.step(&batch.microbatches().collect::<Vec<_>>(), 1e-3)?;
+            let train = highest(&run)?;
             run.meet()?;
-            Ok([highest(&arenas[0])?, highest(&arenas[1])?, highest(&arenas[2])?])
+            Ok([sample, eval, train])
         });
+        let planned = [plan.sample.bytes(), eval_plan.bytes(), plan.train.bytes()];
+        assert!(planned.is_sorted_by(|smaller, larger| smaller < larger), "{planned:?}");
         for rank in touched.expect("the run") {
-            assert_eq!(rank, [plan.train.bytes(), plan.sample.bytes(), eval_plan.bytes()], "{}", machine.driver());
+            assert_eq!(rank, planned, "{}", machine.driver());
         }
     }
 }

@@ -93,10 +93,7 @@ impl Evaluator {
             windows,
             rank: u64::from(data.place().0),
             seq_len: config.model.seq_len,
-            frame: match frame {
-                Some(frame) => Frame::planned(&run.stream, frame)?,
-                None => Frame::recording(&run.stream, "eval"),
-            },
+            frame: run.frame_of("eval", frame)?,
             losses: PassLosses::alloc(rank, data, slots)?,
             graphs: None,
         })

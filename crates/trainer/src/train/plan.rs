@@ -87,10 +87,9 @@ pub fn dry_run(config: &Config) -> Result<(RunPlan, Trace, StreamNames), TrainEr
     let train = Arc::new(run.frame.plan(&step)?);
     let sample = Arc::new(run.sample_frame.plan(&rest)?);
     let eval = eval.map(|eval| Ok::<_, TrainError>(Arc::new(eval.frame.plan(&rest)?))).transpose()?;
-    // The dry pass gave every buffer memory of its own.
-    let eval_bytes = eval.as_ref().map_or(0, |eval| eval.bytes());
-    let arenas = train.bytes() + sample.bytes() + eval_bytes + gtp.bytes();
-    memory.insert(MemoryKind::Arena, arenas);
+    // The dry pass gave every buffer memory of its own. Kinds of pass take turns in one arena.
+    let passes = [&train, &sample].into_iter().chain(&eval).map(|plan| plan.bytes()).max().unwrap_or(0);
+    memory.insert(MemoryKind::Arena, passes + gtp.bytes());
     let parameters = gpt_plan(config)?.numel();
     let parallel = run.parallel.summary(config);
     let (gtp, work, products) = (Arc::new(gtp), step.work(0), machine.products());

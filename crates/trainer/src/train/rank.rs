@@ -29,6 +29,13 @@ pub(super) struct Plans {
     pub(super) gtp: Arc<GtpPlan>,
 }
 
+impl Plans {
+    /// Of all kinds of pass that there are.
+    pub(super) fn of_passes(&self) -> impl Iterator<Item = &FramePlan> {
+        [&self.train, &self.sample].into_iter().chain(&self.eval).map(|plan| &**plan)
+    }
+}
+
 /// Everything that one rank owns.
 pub(super) struct RankRun {
     pub(super) stream: Stream,
@@ -38,6 +45,8 @@ pub(super) struct RankRun {
     pub(super) parallel: DataParallel,
     pub(super) gtp: Gtp,
     pub(super) clock: PhaseClock,
+    /// What all kinds of pass work in, one at a time; none while their plans are made.
+    arena: Option<View>,
     /// Training microbatches.
     pub(super) frame: Frame,
     /// Next tokens.
@@ -81,10 +90,8 @@ impl RankRun {
             Recompute::Block => RecomputeLayers::All,
         };
         let model = plan.build_with(parallel.buffers.params(), &recompute)?;
-        let frame = |name, plan: Option<&Arc<FramePlan>>| match plan {
-            Some(plan) => Frame::planned(&stream, plan),
-            None => Ok(Frame::recording(&stream, name)),
-        };
+        let arena = plans.map(|plans| Frame::shared_arena(&stream, "passes", plans.of_passes())).transpose()?;
+        let frame = |name, plan: Option<&Arc<FramePlan>>| frame_in(arena.as_ref(), &stream, name, plan);
         let inputs = Inputs::alloc(rank, config)?;
         let data = groups.get(&Key::DP_CP_GTP, "losses")?.clone();
         let scale = TokenScale::alloc(rank, config.train.loss_normalization, &data, config.microbatches() as usize)?;
@@ -95,6 +102,7 @@ impl RankRun {
             model,
             frame: frame("train", plans.map(|p| &p.train))?,
             sample_frame: frame("sample", plans.map(|p| &p.sample))?,
+            arena,
             data,
             scale,
             inputs,
@@ -212,6 +220,11 @@ impl RankRun {
         self.finish_step(stream)
     }
 
+    /// A frame of this rank's passes; it records if there is no plan.
+    pub(super) fn frame_of(&self, name: &str, plan: Option<&Arc<FramePlan>>) -> Result<Frame, TrainError> {
+        Ok(frame_in(self.arena.as_ref(), &self.stream, name, plan)?)
+    }
+
     /// The host waits until every rank has come here with nothing in flight.
     pub(super) fn meet(&self) -> Result<(), TrainError> {
         self.stop.everyone().barrier(&self.stream)?;
@@ -310,6 +323,18 @@ fn submit_microbatch(
     model.backward(frame, &mut weights, 0)?;
     weights.finish()?;
     clock.map_or(Ok(()), |clock| clock.lap(&stream, Phase::Backward))
+}
+
+fn frame_in(
+    arena: Option<&View>,
+    stream: &Stream,
+    name: &str,
+    plan: Option<&Arc<FramePlan>>,
+) -> Result<Frame, device::Error> {
+    match arena.zip(plan) {
+        Some((arena, plan)) => Frame::planned_in(arena, stream, plan),
+        None => Ok(Frame::recording(stream, name)),
+    }
 }
 
 /// A frame for a later pass while `frame` records: a plan is read off one pass, because a buffer that several passes

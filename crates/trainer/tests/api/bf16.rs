@@ -97,7 +97,7 @@ fn graphs_of_every_scope_and_the_simulator_give_the_bits_of_eager_steps() {
 }
 
 #[test]
-fn parameters_and_activations_take_half_and_masters_are_added() {
+fn parameters_and_activations_take_half_and_rests_of_masters_are_added() {
     let folder = Folder::with_config(TRAIN);
     for layout in [&[][..], &["layout.tp=2", "layout.gtp=2"]] {
         let plan =
@@ -108,9 +108,9 @@ fn parameters_and_activations_take_half_and_masters_are_added() {
         assert_eq!(half * 2, param);
         let (grad, same) = of(MemoryKind::Grad);
         assert_eq!(same, grad);
-        // Two moments of f32, and the master that the f32 values were themselves.
-        let (moments, with_masters) = of(MemoryKind::Optimizer);
-        assert_eq!(with_masters - moments, param);
+        // Two moments of f32, and the halves of the masters that the values are not themselves.
+        let (moments, with_rests) = of(MemoryKind::Optimizer);
+        assert_eq!(with_rests - moments, half);
         let (arena, narrow_arena) = of(MemoryKind::Arena);
         assert!(narrow_arena * 2 >= arena && (narrow_arena as f64) < 0.7 * arena as f64, "{narrow_arena} of {arena}");
         let text = narrow.to_string();

@@ -1,9 +1,11 @@
 //! AdamW.
 
-use super::{lines, math::Real, wide::wide};
+use std::ops::Range;
+
+use super::{math::Real, wide::wide};
 use crate::{
-    Args, DType, OpError, Rows, RowsMut, bf16,
-    ops::{AdamWSpec, AdvanceAdamSpec, Hyper},
+    Args, DType, OpError, bf16,
+    ops::{AdamWSpec, AdvanceAdamSpec, Hyper, join_master, split_master},
 };
 
 /// A skip flag at `index`, where there is one.
@@ -12,27 +14,12 @@ fn skipped(declared: bool, args: &Args<'_>, index: usize) -> Result<bool, OpErro
 }
 
 pub(super) fn adamw(spec: &AdamWSpec, args: &mut Args<'_>) -> Result<(), OpError> {
-    let groups = Rules::of_groups(spec, args.read(4)?);
-    let skip = skipped(spec.skip, args, if spec.copy { 6 } else { 5 })?;
-    let mut param = args.rows_mut::<f32>(0)?;
-    if !skip {
-        let (mut m, mut v) = (args.rows_mut(1)?, args.rows_mut(2)?);
-        match args.dtype(3)? {
-            DType::Bf16 => step(spec, &groups, [&mut param, &mut m, &mut v], args.rows::<bf16>(3)?),
-            _ => step(spec, &groups, [&mut param, &mut m, &mut v], args.rows::<f32>(3)?),
-        }
+    if skipped(spec.skip, args, if spec.rest { 6 } else { 5 })? {
+        return Ok(());
     }
-    if spec.copy {
-        lines::two(args.rows_mut(5)?, param.as_rows(), round);
-    }
-    Ok(())
-}
-
-wide! {
-    fn round(copy: &mut [bf16], param: &[f32]) {
-        for (copy, &param) in copy.iter_mut().zip(param) {
-            *copy = bf16::store(param);
-        }
+    match args.dtype(3)? {
+        DType::Bf16 => step::<bf16>(spec, args),
+        _ => step::<f32>(spec, args),
     }
 }
 
@@ -77,41 +64,82 @@ impl Rules {
 }
 
 /// Each run with the rules of its group.
-fn step<T: Real>(spec: &AdamWSpec, groups: &[Rules], state: [&mut RowsMut<'_, f32>; 3], grad: Rows<'_, T>) {
-    let [param, m, v] = state;
-    let (rows, cols) = (0..param.len(), param.cols());
+fn step<T: Real>(spec: &AdamWSpec, args: &mut Args<'_>) -> Result<(), OpError> {
+    let groups = Rules::of_groups(spec, args.read(4)?);
+    let (mut m, mut v, grad) = (args.rows_mut(1)?, args.rows_mut(2)?, args.rows::<T>(3)?);
     // A piece of a buffer of several runs has the gradients from the first one on.
-    let first = grad.cols() - cols;
+    let first = grad.cols() - m.cols();
+    let runs = runs(spec, first, m.cols());
+    if spec.rest {
+        let (mut value, mut rest) = (args.rows_mut(0)?, args.rows_mut(5)?);
+        for i in 0..grad.len() {
+            for (run, group) in &runs {
+                let master = (&mut value.row_mut(i)[run.clone()], &mut rest.row_mut(i)[run.clone()]);
+                let moments = (&mut m.row_mut(i)[run.clone()], &mut v.row_mut(i)[run.clone()]);
+                update_halves(master, moments, &grad.row(i)[first + run.start..first + run.end], groups[*group]);
+            }
+        }
+    } else {
+        let mut param = args.rows_mut(0)?;
+        for i in 0..grad.len() {
+            for (run, group) in &runs {
+                let moments = (&mut m.row_mut(i)[run.clone()], &mut v.row_mut(i)[run.clone()]);
+                let (param, grad) =
+                    (&mut param.row_mut(i)[run.clone()], &grad.row(i)[first + run.start..first + run.end]);
+                update(param, moments, grad, groups[*group]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Columns of each run in a piece of `cols` columns from `first` on, and its group.
+fn runs(spec: &AdamWSpec, first: usize, cols: usize) -> Vec<(Range<usize>, usize)> {
+    if let [all] = spec.runs[..] {
+        // It may be of a matrix, of which a piece has some rows.
+        return vec![(0..cols, all.group)];
+    }
     let mut from = 0;
+    let mut found = Vec::new();
     for run in spec.runs.iter() {
-        let to = if spec.runs.len() == 1 { cols } else { run.end.saturating_sub(first).min(cols) };
+        let to = run.end.saturating_sub(first).min(cols);
         if from < to {
-            let [param, m, v] = [&mut *param, &mut *m, &mut *v].map(|all| all.block_mut(rows.clone(), from..to));
-            let grad = grad.block(rows.clone(), first + from..first + to);
-            update(param, m, v, grad, groups[run.group]);
+            found.push((from..to, run.group));
             from = to;
+        }
+    }
+    found
+}
+
+#[inline(always)]
+fn take_step(param: f32, m: &mut f32, v: &mut f32, grad: f32, rules: Rules) -> f32 {
+    let g = grad * rules.clip;
+    *m = rules.beta1.mul_add(*m, rules.rest1 * g);
+    *v = rules.beta2.mul_add(*v, rules.rest2 * g * g);
+    let step = rules.rate * *m / v.sqrt().mul_add(rules.spread, rules.eps);
+    param.mul_add(rules.shrink, -step)
+}
+
+wide! {
+    fn update[T: Real](param: &mut [f32], moments: (&mut [f32], &mut [f32]), grad: &[T], rules: Rules) {
+        let (m, v) = moments;
+        for (((param, m), v), grad) in param.iter_mut().zip(m).zip(v).zip(grad) {
+            *param = take_step(*param, m, v, grad.load(), rules);
         }
     }
 }
 
 wide! {
-    fn update[T: Real](
-        param: RowsMut<'_, f32>,
-        m: RowsMut<'_, f32>,
-        v: RowsMut<'_, f32>,
-        grad: Rows<'_, T>,
+    fn update_halves[T: Real](
+        master: (&mut [bf16], &mut [i16]),
+        moments: (&mut [f32], &mut [f32]),
+        grad: &[T],
         rules: Rules,
     ) {
-        let (mut param, mut m, mut v) = (param, m, v);
-        for i in 0..grad.len() {
-            let state = param.row_mut(i).iter_mut().zip(m.row_mut(i)).zip(v.row_mut(i));
-            for (((param, m), v), &grad) in state.zip(grad.row(i)) {
-                let g = grad.load() * rules.clip;
-                *m = rules.beta1.mul_add(*m, rules.rest1 * g);
-                *v = rules.beta2.mul_add(*v, rules.rest2 * g * g);
-                let step = rules.rate * *m / v.sqrt().mul_add(rules.spread, rules.eps);
-                *param = param.mul_add(rules.shrink, -step);
-            }
+        let ((value, rest), (m, v)) = (master, moments);
+        for ((((value, rest), m), v), grad) in value.iter_mut().zip(rest).zip(m).zip(v).zip(grad) {
+            let master = take_step(join_master(*value, *rest), m, v, grad.load(), rules);
+            (*value, *rest) = split_master(master);
         }
     }
 }
@@ -128,5 +156,7 @@ pub(super) fn advance(spec: &AdvanceAdamSpec, args: &mut Args<'_>) -> Result<(),
     Ok(())
 }
 
+#[cfg(test)]
+mod halves_tests;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ pub(super) fn fill(spec: &FillSpec, args: &mut Args<'_>) -> Result<(), OpError> 
         DType::F32 => lines::one(args.rows_mut(0)?, |y| y.fill(spec.value)),
         DType::Bf16 => lines::one(args.rows_mut(0)?, |y| y.fill(bf16::store(spec.value))),
         DType::I32 => lines::one(args.rows_mut(0)?, |y| y.fill(spec.value as i32)),
+        DType::I16 => lines::one(args.rows_mut(0)?, |y| y.fill(spec.value as i16)),
     }
     Ok(())
 }
@@ -18,6 +19,7 @@ pub(super) fn fill(spec: &FillSpec, args: &mut Args<'_>) -> Result<(), OpError> 
 pub(super) fn cast(args: &mut Args<'_>) -> Result<(), OpError> {
     match (args.dtype(0)?, args.dtype(1)?) {
         (DType::I32, _) => lines::two::<i32, i32>(args.rows_mut(0)?, args.rows(1)?, |y, x| y.copy_from_slice(x)),
+        (DType::I16, _) => lines::two::<i16, i16>(args.rows_mut(0)?, args.rows(1)?, |y, x| y.copy_from_slice(x)),
         (DType::F32, DType::F32) => {
             lines::two::<f32, f32>(args.rows_mut(0)?, args.rows(1)?, |y, x| y.copy_from_slice(x));
         }

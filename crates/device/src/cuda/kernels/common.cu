@@ -7,7 +7,7 @@ typedef long long i64;
 // A matrix whose rows may have gaps between them; sizes and pitch in elements.
 struct Mat {
     u64 address, rows, cols, pitch;
-    // 0: f32, 1: bf16, 2: i32.
+    // 0: f32, 1: bf16, 2: i32, 3: i16: odd ones have 2 bytes.
     u64 kind;
 };
 

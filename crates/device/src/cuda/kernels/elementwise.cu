@@ -4,7 +4,7 @@ extern "C" __global__ void fill(Mat y, u64 bits, Post post) {
     begin(post);
     // As many bits as an element has.
     EACH(i, y.rows * y.cols) {
-        if (y.kind == 1) ((unsigned short*)y.address)[place(y, i)] = (unsigned short)bits;
+        if (y.kind % 2 == 1) ((unsigned short*)y.address)[place(y, i)] = (unsigned short)bits;
         else ((u32*)y.address)[place(y, i)] = (u32)bits;
     }
 }
@@ -15,7 +15,7 @@ extern "C" __global__ void cast(Mat y, Mat x, Post post) {
     EACH(i, y.rows * y.cols) {
         u64 to = place(y, i), from = place(x, i);
         if (y.kind != x.kind) put(y, to, get(x, from));
-        else if (y.kind == 1) ((unsigned short*)y.address)[to] = ((const unsigned short*)x.address)[from];
+        else if (y.kind % 2 == 1) ((unsigned short*)y.address)[to] = ((const unsigned short*)x.address)[from];
         else ((u32*)y.address)[to] = ((const u32*)x.address)[from];
     }
 }

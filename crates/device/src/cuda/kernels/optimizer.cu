@@ -63,22 +63,45 @@ __device__ inline Quad get_quad(const Mat& m, u64 i) {
     return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
 }
 __device__ inline void put_quad(const Mat& m, u64 i, const Quad& q) {
-    if (m.kind == 1) {
-        u32 low = to_bf16(q.at[0]) | (u32)to_bf16(q.at[1]) << 16, high = to_bf16(q.at[2]) | (u32)to_bf16(q.at[3]) << 16;
-        *(Vec2*)((unsigned short*)m.address + i) = {low, high};
-        return;
-    }
     *(Vec4*)((float*)m.address + i) = {__float_as_uint(q.at[0]), __float_as_uint(q.at[1]), __float_as_uint(q.at[2]),
                                        __float_as_uint(q.at[3])};
+}
+
+// An f32 master as a bf16 value, in the upper half, and a rest, below it: to nearest, ties away from zero. The rest is
+// signed, so that together they are the master to the bit; a NaN keeps the upper half of its payload.
+__device__ inline u32 split_master(float master) {
+    u32 bits = __float_as_uint(master);
+    if (master != master) return (bits | 0x400000u) & 0xFFFF0000u;
+    return ((bits + 0x8000u) & 0xFFFF0000u) | (bits & 0xFFFFu);
+}
+__device__ inline float join_master(unsigned short value, unsigned short rest) {
+    return __uint_as_float(((u32)value << 16) + (u32)(int)(short)rest);
+}
+
+// Masters: f32 values, or bf16 values with their rests.
+__device__ inline Quad get_masters(const Mat& param, const Mat& rest, u64 i) {
+    if (param.kind == 0) return get_quad(param, i);
+    Vec2 v = *(const Vec2*)((const unsigned short*)param.address + i);
+    Vec2 r = *(const Vec2*)((const unsigned short*)rest.address + i);
+    return {join_master(v.x, r.x), join_master(v.x >> 16, r.x >> 16), join_master(v.y, r.y),
+            join_master(v.y >> 16, r.y >> 16)};
+}
+__device__ inline void put_masters(const Mat& param, const Mat& rest, u64 i, const Quad& q) {
+    if (param.kind == 0) return put_quad(param, i, q);
+    u32 s[QUAD];
+    for (int j = 0; j < QUAD; j++) s[j] = split_master(q.at[j]);
+    *(Vec2*)((unsigned short*)param.address + i) = {s[0] >> 16 | (s[1] & 0xFFFF0000u), s[2] >> 16 | (s[3] & 0xFFFF0000u)};
+    *(Vec2*)((unsigned short*)rest.address + i) = {(s[0] & 0xFFFFu) | s[1] << 16, (s[2] & 0xFFFFu) | s[3] << 16};
 }
 
 // Quads of a thread that are on their way at a time.
 #define QUADS 2
 
 extern "C" __global__ void adamw(
-    Mat param, Mat m, Mat v, Mat grad, Mat scalars, Mat copy, u64 has_copy, u64 skip_flag, Betas betas, Runs runs, Post post
+    Mat param, Mat m, Mat v, Mat grad, Mat scalars, Mat rest, u64 skip_flag, Betas betas, Runs runs, Post post
 ) {
     begin(post);
+    if (skip_flag && *(const int*)skip_flag != 0) return;
     __shared__ u64 ends[MOST_RUNS];
     __shared__ Factors factors[MOST_RUNS];
     u32 count = (u32)runs.count;
@@ -90,12 +113,11 @@ extern "C" __global__ void adamw(
         float rate = (float)((double)s[LR] / (double)s[CORRECTION1]);
         factors[threadIdx.x] = {s[CLIP], shrink, rate, (float)(1.0 / sqrt((double)s[CORRECTION2]))};
     }
-    bool skip = skip_flag && *(const int*)skip_flag != 0;
     Rules rules = {(float)betas.beta1, (float)(1.0 - betas.beta1), (float)betas.beta2, (float)(1.0 - betas.beta2),
                    (float)betas.eps};
     __syncthreads();
     u64 numel = param.rows * param.cols, whole = 0;
-    if (is_flat(param) && is_flat(m) && is_flat(v) && is_flat(grad) && is_flat(copy)) whole = numel / QUAD * QUAD;
+    if (is_flat(param) && is_flat(m) && is_flat(v) && is_flat(grad) && is_flat(rest)) whole = numel / QUAD * QUAD;
     u64 step = (u64)gridDim.x * blockDim.x * QUAD;
     for (u64 from = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * QUAD; from < whole; from += QUADS * step) {
         Quad value[QUADS], m1[QUADS], m2[QUADS], g[QUADS];
@@ -103,8 +125,7 @@ extern "C" __global__ void adamw(
         for (int q = 0; q < QUADS; q++) {
             u64 i = from + q * step;
             if (i >= whole) continue;
-            value[q] = get_quad(param, i);
-            if (skip) continue;
+            value[q] = get_masters(param, rest, i);
             m1[q] = get_quad(m, i);
             m2[q] = get_quad(v, i);
             g[q] = get_quad(grad, i);
@@ -113,34 +134,38 @@ extern "C" __global__ void adamw(
         for (int q = 0; q < QUADS; q++) {
             u64 i = from + q * step;
             if (i >= whole) continue;
-            if (!skip) {
-                u32 run = run_of(ends, count, i);
-                Factors f = factors[run];
-                u64 end = ends[run];
-                for (int j = 0; j < QUAD; j++) {
-                    if (i + j >= end) {
-                        run = run_of(ends, count, i + j);
-                        f = factors[run];
-                        end = ends[run];
-                    }
-                    take_step(value[q].at[j], m1[q].at[j], m2[q].at[j], g[q].at[j], rules, f);
+            u32 run = run_of(ends, count, i);
+            Factors f = factors[run];
+            u64 end = ends[run];
+            for (int j = 0; j < QUAD; j++) {
+                if (i + j >= end) {
+                    run = run_of(ends, count, i + j);
+                    f = factors[run];
+                    end = ends[run];
                 }
-                put_quad(m, i, m1[q]);
-                put_quad(v, i, m2[q]);
-                put_quad(param, i, value[q]);
+                take_step(value[q].at[j], m1[q].at[j], m2[q].at[j], g[q].at[j], rules, f);
             }
-            if (has_copy) put_quad(copy, i, value[q]);
+            put_quad(m, i, m1[q]);
+            put_quad(v, i, m2[q]);
+            put_masters(param, rest, i, value[q]);
         }
     }
     // What is not in one piece, and the last elements of what is.
-    EACH(rest, numel - whole) {
-        u64 i = whole + rest;
-        float* value = (float*)param.address + place(param, i);
-        if (!skip) {
-            float *m1 = (float*)m.address + place(m, i), *m2 = (float*)v.address + place(v, i);
-            take_step(*value, *m1, *m2, get(grad, place(grad, i)), rules, factors[run_of(ends, count, i)]);
+    EACH(left, numel - whole) {
+        u64 i = whole + left, at = place(param, i);
+        float *m1 = (float*)m.address + place(m, i), *m2 = (float*)v.address + place(v, i);
+        float g = get(grad, place(grad, i));
+        Factors f = factors[run_of(ends, count, i)];
+        if (param.kind == 0) {
+            take_step(((float*)param.address)[at], *m1, *m2, g, rules, f);
+            continue;
         }
-        if (has_copy) put(copy, place(copy, i), *value);
+        unsigned short *value = (unsigned short*)param.address + at, *low = (unsigned short*)rest.address + place(rest, i);
+        float master = join_master(*value, *low);
+        take_step(master, *m1, *m2, g, rules, f);
+        u32 halves = split_master(master);
+        *value = (unsigned short)(halves >> 16);
+        *low = (unsigned short)halves;
     }
 }
 

@@ -51,8 +51,7 @@ pub(super) fn adamw(spec: &AdamWSpec, accesses: &[Access]) -> Vec<Call> {
         };
         let mut values: Vec<Value> = (0..4).map(mat).collect();
         values.push(Value::matrix(&accesses[4].view));
-        values.push(if spec.copy { mat(5) } else { Value::no_matrix() });
-        values.push(Value::words([spec.copy.into()]));
+        values.push(if spec.rest { mat(5) } else { Value::no_matrix() });
         let skip = &accesses[accesses.len() - 1].view;
         values.push(Value::words([if spec.skip { address(skip) } else { 0 }]));
         values.push(Value::words([spec.beta1, spec.beta2, spec.eps].map(f64::to_bits)));

@@ -1,13 +1,13 @@
 use crate::{
-    DType, Fresh, View, bf16,
+    View, bf16,
     ops::{
         AdamRun, AdamW, AdamWRuns, AdvanceAdam, Hyper,
         trial::{
-            Gaps, assert_close, assert_order_free, few, poisoned_vector, random, refusal, run_checked, run_now, vector,
-            wide,
+            Gaps, assert_close, assert_order_free, bits, few, poisoned_vector, random, refusal, run_checked, run_now,
+            vector, wide,
         },
     },
-    testing::{get, holding, put, scratch},
+    testing::{get, holding, put},
 };
 
 const BETAS: (f64, f64) = (0.9, 0.999);
@@ -35,12 +35,12 @@ impl State {
         }
     }
 
-    fn step(&self, grad: &View, copy: Option<&View>, weight_decay: f64) {
+    fn step(&self, grad: &View, weight_decay: f64) {
         let (beta1, beta2) = BETAS;
         let (scalars, skip) = (&self.scalars, Some(&self.skip));
         run_checked(&AdvanceAdam { step: &self.step, scalars, skip, beta1, beta2 }.op("t").unwrap());
         let (param, m, v, eps) = (&self.param, &self.m, &self.v, 1e-8);
-        let request = AdamW { param, grad, m, v, copy, scalars, skip, beta1, beta2, eps, weight_decay };
+        let request = AdamW { param, rest: None, grad, m, v, scalars, skip, beta1, beta2, eps, weight_decay };
         run_checked(&request.op("t").unwrap());
     }
 }
@@ -68,9 +68,8 @@ fn several_steps_equal_the_f64_formula() {
                 let (state, n) = (State::new(gaps, rows, cols), rows * cols);
                 let start = wide(&get(&state.param));
                 let grads: Vec<Vec<f32>> = (0..4).map(|t| random(10 + t, n)).collect();
-                let copy = scratch("copy", &[rows, cols], DType::Bf16, Fresh::Poisoned);
                 for g in &grads {
-                    state.step(&gaps.holding("grad", rows, cols, g), Some(&copy), decay);
+                    state.step(&gaps.holding("grad", rows, cols, g), decay);
                 }
                 let all: Vec<_> = (0..n)
                     .map(|i| {
@@ -82,8 +81,6 @@ fn several_steps_equal_the_f64_formula() {
                 assert_close(&state.param, &all.iter().map(|x| x.0).collect::<Vec<_>>(), 1e-6);
                 assert_close(&state.m, &all.iter().map(|x| x.1).collect::<Vec<_>>(), 1e-6);
                 assert_close(&state.v, &all.iter().map(|x| x.2).collect::<Vec<_>>(), 1e-6);
-                let rounded: Vec<bf16> = get::<f32>(&state.param).iter().map(|x| bf16::from_f32(*x)).collect();
-                assert_eq!(get::<bf16>(&copy), rounded);
                 assert_eq!(get::<i32>(&state.step), [4]);
             }
         }
@@ -95,25 +92,20 @@ fn a_first_step_with_decay_gives_the_known_value() {
     let state = State::new(Gaps::None, 1, 1);
     put(&state.param, &[1.0]);
     put(&state.scalars, &[0.1, 0.0, 0.0, 1.0]);
-    state.step(&vector("grad", &[1.0]), None, 0.1);
+    state.step(&vector("grad", &[1.0]), 0.1);
     assert!((get::<f32>(&state.param)[0] - 0.89).abs() < 1e-6);
 }
 
 #[test]
-fn a_skipped_step_changes_nothing_but_refreshes_the_copy() {
+fn a_skipped_step_changes_nothing() {
     let state = State::new(Gaps::Some, 3, 17);
-    state.step(&Gaps::None.holding("grad", 3, 17, &random(2, 51)), None, 0.1);
+    state.step(&Gaps::None.holding("grad", 3, 17, &random(2, 51)), 0.1);
     put(&state.skip, &[1]);
-    let bits = |s: &State| {
-        [&s.param, &s.m, &s.v, &s.scalars].map(|v| get::<f32>(v).iter().map(|x| x.to_bits()).collect::<Vec<_>>())
-    };
-    let before = bits(&state);
-    let copy = scratch("copy", &[3, 17], DType::Bf16, Fresh::Poisoned);
-    state.step(&Gaps::None.holding("grad", 3, 17, &vec![f32::NAN; 51]), Some(&copy), 0.1);
-    assert_eq!(bits(&state), before);
+    let all = |s: &State| [&s.param, &s.m, &s.v, &s.scalars].map(bits);
+    let before = all(&state);
+    state.step(&Gaps::None.holding("grad", 3, 17, &vec![f32::NAN; 51]), 0.1);
+    assert_eq!(all(&state), before);
     assert_eq!(get::<i32>(&state.step), [1]);
-    let rounded: Vec<bf16> = get::<f32>(&state.param).iter().map(|x| bf16::from_f32(*x)).collect();
-    assert_eq!(get::<bf16>(&copy), rounded);
 }
 
 #[test]
@@ -121,8 +113,8 @@ fn bf16_gradients_step_like_their_f32_values() {
     let grads: Vec<bf16> = random(5, 65).iter().map(|x| bf16::from_f32(*x)).collect();
     let exact: Vec<f32> = grads.iter().map(|x| x.to_f32()).collect();
     let (a, b) = (State::new(Gaps::None, 1, 65), State::new(Gaps::None, 1, 65));
-    a.step(&holding("grad", &[1, 65], &grads), None, 0.0);
-    b.step(&vector("grad", &exact), None, 0.0);
+    a.step(&holding("grad", &[1, 65], &grads), 0.0);
+    b.step(&vector("grad", &exact), 0.0);
     assert_eq!(get::<f32>(&a.param), get::<f32>(&b.param));
 }
 
@@ -148,13 +140,12 @@ fn a_large_buffer_is_cut_with_the_same_bits_in_any_order() {
         let [param, m, grad] = [1, 2, 3].map(|seed| vector("x", &random(seed, n)));
         let v = vector("v", &random(4, n).iter().map(|x| x.abs()).collect::<Vec<_>>());
         let (scalars, skip) = (vector("scalars", &[LR, 0.1, 0.001, 1.0]), holding("skip", &[1], &[0i32]));
-        let copy = scratch("copy", &[n], DType::Bf16, Fresh::Poisoned);
         let op = AdamW {
             param: &param,
+            rest: None,
             grad: &grad,
             m: &m,
             v: &v,
-            copy: Some(&copy),
             scalars: &scalars,
             skip: Some(&skip),
             beta1: 0.9,
@@ -176,12 +167,11 @@ fn several_runs(n: usize) -> Vec<AdamRun> {
 const GROUPS: [[f32; 4]; 3] = [[LR, 0.1, 0.05, 1.0], [1e-3, 0.1, 0.05, 0.5], [0.0, 0.1, 0.05, 1.0]];
 const DECAYS: [f64; 3] = [0.1, 0.0, 0.2];
 
-/// Param, m, v, and the copy, behind one step of `n` elements.
-fn buffers(n: usize) -> ([View; 4], View, View) {
+/// Param, m and v, gradients and scalars of a step of `n` elements.
+fn buffers(n: usize) -> ([View; 3], View, View) {
     let [param, m, grad] = [1, 2, 3].map(|seed| vector("x", &random(seed, n)));
     let v = vector("v", &random(4, n).iter().map(|x| x.abs()).collect::<Vec<_>>());
-    let copy = scratch("copy", &[n], DType::Bf16, Fresh::Poisoned);
-    ([param, m, v, copy], grad, holding("scalars", &[3, 4], &GROUPS.concat()))
+    ([param, m, v], grad, holding("scalars", &[3, 4], &GROUPS.concat()))
 }
 
 #[test]
@@ -189,15 +179,15 @@ fn several_runs_in_one_pass_give_the_bits_of_a_pass_for_each() {
     let n = if cfg!(miri) { 1000 } else { 300_001 };
     let runs = several_runs(n);
     let (eps, (beta1, beta2)) = (1e-8, BETAS);
-    let ([param, m, v, copy], grad, scalars) = buffers(n);
+    let ([param, m, v], grad, scalars) = buffers(n);
     let (p, g, s) = (&param, &grad, &scalars);
-    let (decays, all) = (&DECAYS, Some(&copy));
+    let decays = &DECAYS;
     let at_once = AdamWRuns {
         param: p,
+        rest: None,
         grad: g,
         m: &m,
         v: &v,
-        copy: all,
         scalars: s,
         skip: None,
         beta1,
@@ -207,23 +197,32 @@ fn several_runs_in_one_pass_give_the_bits_of_a_pass_for_each() {
         runs: &runs,
     };
     run_checked(&at_once.op("t").unwrap());
-    let ([param, m2, v2, copy2], grad, scalars) = buffers(n);
+    let ([param, m2, v2], grad, scalars) = buffers(n);
     let mut from = 0;
     for AdamRun { end, group } in runs {
         let part = |view: &View| view.flat(from..end).unwrap();
-        let [param, grad, m, v, copy] = [&param, &grad, &m2, &v2, &copy2].map(part);
+        let [param, grad, m, v] = [&param, &grad, &m2, &v2].map(part);
         let (scalars, weight_decay) = (scalars.rows(group..group + 1).unwrap(), DECAYS[group]);
-        let (p, g, c, s) = (&param, &grad, Some(&copy), &scalars);
-        let one =
-            AdamW { param: p, grad: g, m: &m, v: &v, copy: c, scalars: s, skip: None, beta1, beta2, eps, weight_decay };
+        let (p, g, s) = (&param, &grad, &scalars);
+        let one = AdamW {
+            param: p,
+            rest: None,
+            grad: g,
+            m: &m,
+            v: &v,
+            scalars: s,
+            skip: None,
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        };
         run_checked(&one.op("t").unwrap());
         from = end;
     }
     for (one, other) in [(p, &param), (&m, &m2), (&v, &v2)] {
-        let bits = |view| get::<f32>(view).into_iter().map(f32::to_bits).collect::<Vec<_>>();
         assert!(bits(one) == bits(other));
     }
-    assert!(get::<bf16>(&copy) == get::<bf16>(&copy2));
 }
 
 #[test]
@@ -233,11 +232,23 @@ fn several_runs_are_cut_with_the_same_bits_in_any_order() {
     }
     let n = 300_001;
     assert_order_free(|| {
-        let ([param, m, v, copy], grad, scalars) = buffers(n);
-        let (p, g, c, s, runs) = (&param, &grad, Some(&copy), &scalars, &several_runs(n));
+        let ([param, m, v], grad, scalars) = buffers(n);
+        let (p, g, s, runs) = (&param, &grad, &scalars, &several_runs(n));
         let (decays, skip, (beta1, beta2), eps) = (&DECAYS, None, BETAS, 1e-8);
-        let request =
-            AdamWRuns { param: p, grad: g, m: &m, v: &v, copy: c, scalars: s, skip, beta1, beta2, eps, decays, runs };
+        let request = AdamWRuns {
+            param: p,
+            rest: None,
+            grad: g,
+            m: &m,
+            v: &v,
+            scalars: s,
+            skip,
+            beta1,
+            beta2,
+            eps,
+            decays,
+            runs,
+        };
         (request.op("t").unwrap(), vec![param, m, v])
     });
 }
@@ -249,10 +260,10 @@ fn runs_that_do_not_fit_are_told() {
     let run = |end, group| AdamRun { end, group };
     let good = AdamWRuns {
         param: &p,
+        rest: None,
         grad: &p,
         m: &m,
         v: &v,
-        copy: None,
         scalars: &scalars,
         skip: None,
         beta1: 0.9,
@@ -278,12 +289,13 @@ fn runs_that_do_not_fit_are_told() {
 #[test]
 fn wrong_sizes_and_settings_are_told() {
     let [p, m, v, g, scalars] = [4, 4, 4, 3, 4].map(|n| poisoned_vector("x", n));
+    let (half, short) = (holding("half", &[4], &[bf16::ONE; 4]), holding("short", &[3], &[0i16; 3]));
     let good = AdamW {
         param: &p,
+        rest: None,
         grad: &p,
         m: &m,
         v: &v,
-        copy: None,
         scalars: &scalars,
         skip: None,
         beta1: 0.9,
@@ -295,7 +307,10 @@ fn wrong_sizes_and_settings_are_told() {
     for (request, want) in [
         (AdamW { grad: &g, ..good }, "param is [4] and grad is [3]"),
         (AdamW { scalars: &g, ..good }, "it must have Hyper::LEN elements"),
-        (AdamW { copy: Some(&m), ..good }, "copy is f32, needs bf16"),
+        (AdamW { rest: Some(&m), ..good }, "param is f32, needs bf16"),
+        (AdamW { param: &half, ..good }, "param is bf16, needs f32"),
+        (AdamW { param: &half, rest: Some(&m), ..good }, "rest is f32, needs i16"),
+        (AdamW { param: &half, rest: Some(&short), ..good }, "param is [4] and rest is [3]"),
         (AdamW { skip: Some(&g), ..good }, "skip is f32, needs i32"),
         (AdamW { beta2: 1.0, ..good }, "beta2 is 1, it must be at least 0 and under 1"),
         (AdamW { eps: 0.0, ..good }, "eps is 0, it must be over 0"),

@@ -35,10 +35,14 @@ fn fill_overwrites_poison_of_every_type() {
         let y = poisoned(DType::I32, rows, cols);
         run_checked(&Fill { y: &y, value: -7.0 }.op("t").unwrap());
         assert_eq!(get::<i32>(&y), vec![-7; rows * cols]);
+        let y = poisoned(DType::I16, rows, cols);
+        run_checked(&Fill { y: &y, value: -7.0 }.op("t").unwrap());
+        assert_eq!(get::<i16>(&y), vec![-7; rows * cols]);
     }
-    let y = poisoned(DType::I32, 1, 1);
-    let text = refusal(Fill { y: &y, value: 0.5 }.op("t"));
-    assert_eq!(text, "fill@t: value is 0.5, an i32 tensor needs a whole number");
+    for (dtype, value) in [(DType::I32, 0.5), (DType::I16, 32768.0)] {
+        let text = refusal(Fill { y: &poisoned(dtype, 1, 1), value }.op("t"));
+        assert_eq!(text, format!("fill@t: value is {value}, an i32 or i16 tensor needs a whole number of its range"));
+    }
 }
 
 #[test]
@@ -60,6 +64,11 @@ fn cast_keeps_values_and_rounds_to_the_nearest_bf16() {
         let copied = poisoned(DType::I32, rows, cols);
         run_checked(&Cast { x: &ids, y: &copied }.op("t").unwrap());
         assert_eq!(get::<i32>(&copied), get::<i32>(&ids));
+        let rests = holding("rests", &[rows, cols], &(0..(rows * cols) as i16).map(|i| -i).collect::<Vec<_>>());
+        let copied = poisoned(DType::I16, rows, cols);
+        run_checked(&Cast { x: &rests, y: &copied }.op("t").unwrap());
+        assert_eq!(get::<i16>(&copied), get::<i16>(&rests));
+        assert_eq!(refusal(Cast { x: &rests, y: &ids }.op("t")), "cast@t: y is i32, needs i16");
         assert_eq!(refusal(Cast { x: &ids, y: &half }.op("t")), "cast@t: y is bf16, needs i32");
         assert_eq!(refusal(Cast { x: &half, y: &ids }.op("t")), "cast@t: y is i32, needs f32");
     }
