@@ -158,11 +158,14 @@ impl CudaEngine {
         &self.workers
     }
 
-    /// Hands back what the card has passed meanwhile.
+    /// Hands back what the card has passed meanwhile, if it is time to look.
     pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) -> Vec<Item> {
         let on = stream_on_card(stream);
         if let Some(item) = on.line.enter(item) {
             self.run_line(stream, item);
+        }
+        if !on.is_time_to_look() {
+            return Vec::new();
         }
         let mut passed = Passed::default();
         on.take_passed(&mut passed);
