@@ -183,6 +183,10 @@ impl CudaEngine {
             }
             item => self.send(stream, on, item).map_err(|error| self.fail_item(stream, item, error)).ok(),
         };
+        if matches!(item, Item::Wait(_)) {
+            // The stream is bound to the record by now: whoever records next may find its event free.
+            return;
+        }
         let mark_next = match sent {
             Some(along) => on.keep(item, along),
             None => on.keep_lost(item),
@@ -425,6 +429,6 @@ pub(super) fn stream_on_card(stream: &StreamInner) -> &StreamOnCard {
 
 /// Records `mark` behind what was sent to the stream.
 pub(super) fn record(on: &StreamOnCard, mark: &Mark) -> Result<(), CudaError> {
-    mark.put_on_card(Point::Event(CardEvent::record(&on.card, on.raw)?));
+    mark.put_on_card(Point::Event(Arc::new(CardEvent::record(&on.card, on.raw)?)));
     Ok(())
 }

@@ -28,12 +28,13 @@ use crate::{
     device::DeviceInner,
     graph::{GraphInner, JointNode, Node, NodeKind},
     launch::LaunchBody,
+    queue::Mark,
 };
 
 /// What a card launches. Lives as long as a handle of the executable or a launch that has not ended.
 pub(crate) struct GraphOnCard {
     exec: Exec,
-    gates: Vec<Gate>,
+    gates: Mutex<Vec<Gate>>,
     post: Post,
     issued: Arc<Mutex<Issued>>,
     /// What its nodes call.
@@ -55,6 +56,10 @@ struct Gate {
     gate: u32,
     node: sys::CUgraphNode,
     way: Way,
+    /// What the executable's node has.
+    event: RawEvent,
+    /// Of a record: the event, so that the next launch finds it free. Setting another one costs a call.
+    own: Option<Arc<CardEvent>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -121,7 +126,8 @@ impl GraphOnCard {
         settled.iter().enumerate().try_for_each(|(node, steps)| making.add(node, steps))?;
         let Making { mut exec, post, issued, gates, calls, branches, communicators, .. } = making;
         exec.instantiate()?;
-        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls, _workspaces: branches.workspaces, communicators })
+        let (gates, _workspaces) = (Mutex::new(gates), branches.workspaces);
+        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls, _workspaces, communicators })
     }
 
     pub(super) fn post(&self) -> &Post {
@@ -133,31 +139,21 @@ impl GraphOnCard {
     /// this launch and no other. With collectives in it, whoever launches has the turn.
     pub(super) fn launch(&self, stream: RawStream, launch: &LaunchBody) -> Result<(), CudaError> {
         let card = &self.exec.card;
-        let mut records = Vec::new();
-        for gate in &self.gates {
-            let mark = launch.gate(gate.gate);
-            match gate.way {
-                Way::Wait => {
-                    // A wait that a test dropped has no mark.
-                    let event = mark.and_then(|mark| mark.on_card().raw());
-                    self.exec.set_wait(gate.node, event.unwrap_or(card.reached))?;
-                }
-                Way::Record => {
-                    let event = CardEvent::new(card)?;
-                    self.exec.set_record(gate.node, event.raw())?;
-                    records.push((mark.expect("BUG: a record without a mark"), event));
-                }
-            }
-        }
+        let (mut gates, mut marks) = (lock(&self.gates), launch.gates());
+        gates.iter_mut().try_for_each(|gate| self.exec.set(gate, marks[gate.gate as usize].as_deref()))?;
         let seats = self.communicators.iter().flatten().map(|end| Ok(&end.lease.clique()?.seats[end.member]));
         let seats = seats.collect::<Result<Vec<_>, CudaError>>()?;
         seats.iter().try_for_each(|seat| seat.wait_for_last_use(stream))?;
         lock(&self.issued).launches.push_back((launch.stream, launch.seq));
         self.exec.launch(stream)?;
-        for (mark, event) in records {
-            mark.put_on_card(Point::Event(event));
+        for gate in &*gates {
+            let Some(event) = &gate.own else { continue };
+            let mark = marks[gate.gate as usize].as_ref().expect("BUG: a record without a mark");
+            mark.put_on_card(Point::Event(event.clone()));
         }
-        launch.end.put_on_card(Point::Event(CardEvent::record(card, stream)?));
+        // It is bound to what it waits for, and of its records it has no need: whoever has, holds them.
+        marks.fill(None);
+        launch.end.put_on_card(Point::Event(Arc::new(CardEvent::record(card, stream)?)));
         seats.iter().for_each(|seat| seat.used(stream, &launch.end));
         Ok(())
     }
@@ -179,7 +175,7 @@ impl GraphOnCard {
 
 /// Marks of a launch that did not get there: whoever waits for them finds the error.
 pub(super) fn lose(launch: &LaunchBody) {
-    launch.gates.iter().flatten().chain([&launch.end]).for_each(|mark| mark.lose());
+    launch.gates().iter().flatten().chain([&launch.end]).for_each(|mark| mark.lose());
 }
 
 struct Making<'a> {
@@ -213,8 +209,13 @@ fn settle(card: &Card, node: &Node) -> Result<Vec<Launchable>, CudaError> {
 impl Making<'_> {
     fn add(&mut self, node: usize, steps: &[Launchable]) -> Result<(), CudaError> {
         let source = &self.source.nodes[node];
-        let behind = source.behind.iter().flat_map(|before| &self.ends[*before as usize]);
-        let behind: Vec<sys::CUgraphNode> = behind.copied().collect();
+        let mut behind: Vec<sys::CUgraphNode> = Vec::new();
+        for end in source.behind.iter().flat_map(|before| &self.ends[*before as usize]) {
+            // The driver refuses an edge that it is told twice.
+            if !behind.contains(end) {
+                behind.push(*end);
+            }
+        }
         let end = match &source.kind {
             NodeKind::Op(op) => match &op.launch {
                 Launch::Kernel(_) => self.add_steps(node, steps, behind)?,
@@ -229,7 +230,12 @@ impl Making<'_> {
                 }
             },
             NodeKind::Wait(gate, _) => vec![self.add_gate(*gate, &behind, Way::Wait)?],
-            NodeKind::Record(gate) => vec![self.add_gate(*gate, &behind, Way::Record)?],
+            NodeKind::Record(gate) => {
+                // Whoever is behind it needs no more than what is before it, and a chain that goes on beside its records
+                // is cheaper to launch.
+                self.add_gate(*gate, &behind, Way::Record)?;
+                behind
+            }
             NodeKind::Joint(joint) => self.add_joint(joint, behind)?,
         };
         self.ends.push(end);
@@ -276,7 +282,7 @@ impl Making<'_> {
 
     fn add_gate(&mut self, gate: u32, behind: &[sys::CUgraphNode], way: Way) -> Result<sys::CUgraphNode, CudaError> {
         let node = self.exec.add_gate(behind, way)?;
-        self.gates.push(Gate { gate, node, way });
+        self.gates.push(Gate { gate, node, way, event: self.card.reached, own: None });
         Ok(node)
     }
 
@@ -348,6 +354,31 @@ impl Exec {
         // SAFETY: `behind` are nodes of this graph; the child is copied, with what its nodes hold.
         let code = unsafe { sys::cuGraphAddChildGraphNode(&mut node, self.graph, first, count, child.0) };
         self.card.check("cuGraphAddChildGraphNode", code).map(|()| node)
+    }
+
+    /// Gives `gate` the event that `mark` asks for, unless it has it. Handles are never given back to the driver while
+    /// the card is open, so the same handle is the same event.
+    fn set(&self, gate: &mut Gate, mark: Option<&Mark>) -> Result<(), CudaError> {
+        match gate.way {
+            Way::Wait => {
+                // A wait that a test dropped has no mark.
+                let event = mark.and_then(|mark| mark.on_card().raw()).unwrap_or(self.card.reached);
+                if event != gate.event {
+                    self.set_wait(gate.node, event)?;
+                    gate.event = event;
+                }
+            }
+            Way::Record => {
+                // Whoever could still ask for the record of the launch before holds its mark, and so the event.
+                let is_free = gate.own.as_mut().is_some_and(|own| Arc::get_mut(own).is_some());
+                if !is_free {
+                    let event = Arc::new(CardEvent::new(&self.card)?);
+                    self.set_record(gate.node, event.raw())?;
+                    (gate.event, gate.own) = (event.raw(), Some(event));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn set_wait(&self, node: sys::CUgraphNode, event: RawEvent) -> Result<(), CudaError> {
