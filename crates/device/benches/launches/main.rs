@@ -128,7 +128,7 @@ fn gated(bench: &Bench, gates: usize) -> Result<f64, device::Error> {
 }
 
 /// Looks of a rank at the barrier before it lets others run: more than what is measured takes.
-const LOOKS: usize = 20_000;
+const LOOKS: usize = 4_000;
 
 /// Where ranks wait for each other without sleeping: waking up takes longer than what is measured, and so may yielding.
 struct Together {

@@ -2,7 +2,6 @@
 
 use std::{
     collections::VecDeque,
-    ptr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -14,10 +13,11 @@ use cudarc::driver::sys;
 use super::{
     CudaEngine, CudaError,
     branches::Branches,
-    card::{Card, Priority, RawEvent, RawStream, SideStream, lock},
+    card::{Card, Priority, RawStream, SideStream, lock},
     clique::Lease,
-    collective::{CapturedCall, copies_alone},
+    collective::copies_alone,
     event::{CardEvent, Point},
+    exec::{Exec, Gate, Way},
     fault::Post,
     host::{HostCall, Told, run_host},
     steps::{self, Launchable, Place},
@@ -28,7 +28,6 @@ use crate::{
     device::DeviceInner,
     graph::{GraphInner, JointNode, Node, NodeKind},
     launch::LaunchBody,
-    queue::Mark,
 };
 
 /// What a card launches. Lives as long as a handle of the executable or a launch that has not ended.
@@ -51,47 +50,12 @@ struct End {
     member: usize,
 }
 
-/// An external wait or record.
-struct Gate {
-    gate: u32,
-    node: sys::CUgraphNode,
-    way: Way,
-    /// What the executable's node has.
-    event: RawEvent,
-    /// Of a record: the event, so that the next launch finds it free. Setting another one costs a call.
-    own: Option<Arc<CardEvent>>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Wait,
-    Record,
-}
-
-// SAFETY: a node's handle is a name; the driver takes it from any thread.
-unsafe impl Send for Gate {}
-// SAFETY: as above.
-unsafe impl Sync for Gate {}
-
 /// Stream and position of the launches that have not ended; their host operations tell them when they fail.
 #[derive(Default)]
 struct Issued {
     ended: u64,
     launches: VecDeque<(u32, u64)>,
 }
-
-/// A graph and its executable. Nodes are told by their handles in the graph, so it stays.
-struct Exec {
-    card: Arc<Card>,
-    graph: sys::CUgraph,
-    exec: sys::CUgraphExec,
-}
-
-// SAFETY: handles are names; the driver takes them from any thread, and calls that change the executable are made
-// for one launch after the other.
-unsafe impl Send for Exec {}
-// SAFETY: as above.
-unsafe impl Sync for Exec {}
 
 impl GraphOnCard {
     /// The context is current.
@@ -281,8 +245,9 @@ impl Making<'_> {
     }
 
     fn add_gate(&mut self, gate: u32, behind: &[sys::CUgraphNode], way: Way) -> Result<sys::CUgraphNode, CudaError> {
-        let node = self.exec.add_gate(behind, way)?;
-        self.gates.push(Gate { gate, node, way, event: self.card.reached, own: None });
+        let gate = self.exec.add_gate(gate, behind, way)?;
+        let node = gate.node;
+        self.gates.push(gate);
         Ok(node)
     }
 
@@ -307,109 +272,5 @@ impl Making<'_> {
             let at = Position { stream, seq, node: Some(node) };
             run_host(&device, (graph.op(node), at), staged, Told::AsItRuns);
         })
-    }
-}
-
-impl Exec {
-    fn new(card: &Arc<Card>) -> Result<Exec, CudaError> {
-        let mut graph = ptr::null_mut();
-        // SAFETY: the context is current; writes one handle.
-        card.check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut graph, 0) })?;
-        Ok(Exec { card: card.clone(), graph, exec: ptr::null_mut() })
-    }
-
-    fn instantiate(&mut self) -> Result<(), CudaError> {
-        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
-        // SAFETY: the graph is whole and lives.
-        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut self.exec, self.graph, flags.0.into()) };
-        self.card.check("cuGraphInstantiate", code)?;
-        // Or the first launch would ask for memory, and wait there for every stream that stands still.
-        // SAFETY: the executable was just made; the stream is of this card.
-        self.card.on_side(|stream| unsafe { ("cuGraphUpload", sys::cuGraphUpload(self.exec, stream.0)) })
-    }
-
-    /// Until a launch says otherwise, a gate has an event that is reached.
-    fn add_gate(&self, behind: &[sys::CUgraphNode], way: Way) -> Result<sys::CUgraphNode, CudaError> {
-        let (mut node, event) = (ptr::null_mut(), self.card.reached.0);
-        let (first, count) = (behind.as_ptr(), behind.len());
-        // SAFETY: `behind` are nodes of this graph; the event lives as long as the card.
-        let code = unsafe {
-            match way {
-                Way::Wait => sys::cuGraphAddEventWaitNode(&mut node, self.graph, first, count, event),
-                Way::Record => sys::cuGraphAddEventRecordNode(&mut node, self.graph, first, count, event),
-            }
-        };
-        self.card.check("cuGraphAddEventNode", code).map(|()| node)
-    }
-
-    fn add_empty(&self, behind: &[sys::CUgraphNode]) -> Result<sys::CUgraphNode, CudaError> {
-        let mut node = ptr::null_mut();
-        // SAFETY: `behind` are nodes of this graph.
-        let code = unsafe { sys::cuGraphAddEmptyNode(&mut node, self.graph, behind.as_ptr(), behind.len()) };
-        self.card.check("cuGraphAddEmptyNode", code).map(|()| node)
-    }
-
-    fn add_child(&self, behind: &[sys::CUgraphNode], child: &CapturedCall) -> Result<sys::CUgraphNode, CudaError> {
-        let (mut node, first, count) = (ptr::null_mut(), behind.as_ptr(), behind.len());
-        // SAFETY: `behind` are nodes of this graph; the child is copied, with what its nodes hold.
-        let code = unsafe { sys::cuGraphAddChildGraphNode(&mut node, self.graph, first, count, child.0) };
-        self.card.check("cuGraphAddChildGraphNode", code).map(|()| node)
-    }
-
-    /// Gives `gate` the event that `mark` asks for, unless it has it. Handles are never given back to the driver while
-    /// the card is open, so the same handle is the same event.
-    fn set(&self, gate: &mut Gate, mark: Option<&Mark>) -> Result<(), CudaError> {
-        match gate.way {
-            Way::Wait => {
-                // A wait that a test dropped has no mark.
-                let event = mark.and_then(|mark| mark.on_card().raw()).unwrap_or(self.card.reached);
-                if event != gate.event {
-                    self.set_wait(gate.node, event)?;
-                    gate.event = event;
-                }
-            }
-            Way::Record => {
-                // Whoever could still ask for the record of the launch before holds its mark, and so the event.
-                let is_free = gate.own.as_mut().is_some_and(|own| Arc::get_mut(own).is_some());
-                if !is_free {
-                    let event = Arc::new(CardEvent::new(&self.card)?);
-                    self.set_record(gate.node, event.raw())?;
-                    (gate.event, gate.own) = (event.raw(), Some(event));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn set_wait(&self, node: sys::CUgraphNode, event: RawEvent) -> Result<(), CudaError> {
-        // SAFETY: a wait node of this graph; the launch that this is for binds to the event's record.
-        let code = unsafe { sys::cuGraphExecEventWaitNodeSetEvent(self.exec, node, event.0) };
-        self.card.check("cuGraphExecEventWaitNodeSetEvent", code)
-    }
-
-    fn set_record(&self, node: sys::CUgraphNode, event: RawEvent) -> Result<(), CudaError> {
-        // SAFETY: a record node of this graph; the launch's mark keeps the event.
-        let code = unsafe { sys::cuGraphExecEventRecordNodeSetEvent(self.exec, node, event.0) };
-        self.card.check("cuGraphExecEventRecordNodeSetEvent", code)
-    }
-
-    fn launch(&self, stream: RawStream) -> Result<(), CudaError> {
-        // SAFETY: the stream is of this card; whatever the nodes touch is kept by the launch until its end is seen.
-        self.card.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.exec, stream.0) })
-    }
-}
-
-impl Drop for Exec {
-    fn drop(&mut self) {
-        if self.card.bind().is_err() {
-            return;
-        }
-        // SAFETY: no launch is under way, for each of them keeps this; both were made here.
-        unsafe {
-            if !self.exec.is_null() {
-                let _ = sys::cuGraphExecDestroy(self.exec);
-            }
-            let _ = sys::cuGraphDestroy(self.graph);
-        }
     }
 }
