@@ -120,7 +120,15 @@ impl CudaEngine {
     }
 
     pub(crate) fn alloc(&self, device: &DeviceInner, label: &str, bytes: usize) -> Result<DeviceMemory, Error> {
-        let memory = DeviceMemory::new(self.card(device.rank), bytes, device.machine.options.fresh);
+        let take = || DeviceMemory::new(self.card(device.rank), bytes, device.machine.options.fresh);
+        let memory = take().and_then(|memory| {
+            if memory.is_none() {
+                // What the card has passed may hold memory that nobody else does.
+                self.look(device);
+                return take();
+            }
+            Ok(memory)
+        });
         let what = || format!("memory for '{label}' of rank {}", device.rank);
         let memory = memory.map_err(|source| self.fail(device, what, source))?;
         memory.ok_or_else(|| Error::OutOfMemory { label: label.to_owned(), bytes })
