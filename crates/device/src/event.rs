@@ -97,11 +97,15 @@ impl Event {
 
     /// The record that a wait on `stream` binds to now.
     pub(crate) fn bound_for(&self, stream: &str) -> Result<Bound, Error> {
-        let (rank, stream, event) = (self.0.device.rank(), stream.to_owned(), self.name().to_owned());
+        let names = || (self.0.device.rank(), stream.to_owned(), self.name().to_owned());
         match self.recorded() {
             Recorded::At(bound) => Ok(bound),
-            Recorded::Never => Err(Error::NeverRecorded { rank, stream, event }),
+            Recorded::Never => {
+                let (rank, stream, event) = names();
+                Err(Error::NeverRecorded { rank, stream, event })
+            }
             Recorded::Captured(point) => {
+                let (rank, stream, event) = names();
                 let graph = point.capture.graph().to_owned();
                 let error = Error::CapturedEvent { rank, stream, event, graph };
                 Err(point.capture.violate(error))

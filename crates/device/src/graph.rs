@@ -54,6 +54,8 @@ pub(crate) struct GraphInner {
     pub(crate) nodes: Vec<Node>,
     /// By group: its nodes, in the order of capture.
     pub(crate) groups: Vec<Vec<u32>>,
+    /// By gate: its node, in the order of capture.
+    pub(crate) gates: Vec<u32>,
     pub(crate) trace: Arc<TraceGraph>,
 }
 
@@ -156,9 +158,9 @@ impl CapturedGraph {
         let trace = Arc::new(trace_graph(id, name, &drafts));
         let mut made = Making { nodes: Vec::with_capacity(drafts.len()), ..Making::default() };
         drafts.into_iter().for_each(|draft| made.add(draft));
-        let Making { nodes, groups, events, meetings } = made;
+        let Making { nodes, groups, gates, events, meetings } = made;
         let counted = Counted::new(&device.inner().graphs, |counters| &counters.graphs, nodes.len());
-        let inner = GraphInner { name: name.to_owned(), nodes, groups, trace };
+        let inner = GraphInner { name: name.to_owned(), nodes, groups, gates, trace };
         CapturedGraph(Arc::new(Captured { inner: Arc::new(inner), device, events, meetings, _counted: counted }))
     }
 
@@ -327,6 +329,7 @@ impl fmt::Debug for Executable {
 struct Making {
     nodes: Vec<Node>,
     groups: Vec<Vec<u32>>,
+    gates: Vec<u32>,
     events: Vec<Event>,
     meetings: Vec<Meeting>,
 }
@@ -337,14 +340,15 @@ impl Making {
         let kind = match draft.what {
             Draft::Op(op) => NodeKind::Op(op),
             Draft::Joint { body, meeting } => NodeKind::Joint(self.joint(at, body, meeting)),
-            Draft::Wait { event, why } => NodeKind::Wait(self.gate(event), why),
-            Draft::Record { event } => NodeKind::Record(self.gate(event)),
+            Draft::Wait { event, why } => NodeKind::Wait(self.gate(at, event), why),
+            Draft::Record { event } => NodeKind::Record(self.gate(at, event)),
         };
         draft.behind.iter().for_each(|before| self.nodes[*before as usize].after.push(at));
         self.nodes.push(Node { kind, behind: draft.behind, after: Vec::new(), aside: draft.aside });
     }
 
-    fn gate(&mut self, event: Event) -> u32 {
+    fn gate(&mut self, at: u32, event: Event) -> u32 {
+        self.gates.push(at);
         self.events.push(event);
         self.events.len() as u32 - 1
     }

@@ -68,10 +68,19 @@ impl JointRef {
     }
 
     /// How many calls have this number.
-    pub(crate) fn of(&self) -> usize {
+    fn calls(&self) -> usize {
         match self {
             JointRef::Call(_) => 1,
             JointRef::Node(launch, node) => launch.exec.graph.calls(*node).len(),
+        }
+    }
+
+    /// How often a member comes with this number: with each call, but once with what goes to a card, where nothing of a
+    /// launch runs before all of it may.
+    pub(crate) fn of(&self) -> usize {
+        match self {
+            JointRef::Node(launch, _) if launch.exec.on_card.is_some() => 1,
+            _ => self.calls(),
         }
     }
 
@@ -100,7 +109,7 @@ impl JointRef {
         if in_graph(self) != in_graph(other) {
             return Some(0);
         }
-        let calls = if self.index() == 0 { 0..self.of().max(other.of()) } else { self.index()..self.index() + 1 };
+        let calls = if self.index() == 0 { 0..self.calls().max(other.calls()) } else { self.index()..self.index() + 1 };
         calls.into_iter().find(|i| match (self.request(*i), other.request(*i)) {
             (Some(a), Some(b)) => !a.agrees_with(b),
             _ => true,
@@ -113,7 +122,7 @@ impl JointRef {
         match self {
             JointRef::Call(_) => request,
             JointRef::Node(launch, _) => {
-                format!("{request} as call {i} of {} of graph '{}'", self.of(), launch.exec.graph.name)
+                format!("{request} as call {i} of {} of graph '{}'", self.calls(), launch.exec.graph.name)
             }
         }
     }

@@ -31,8 +31,7 @@ pub(crate) struct LaunchBody {
     pub(crate) seq: u64,
     /// By group: the number in its sequence that all calls of this launch have.
     pub(crate) numbers: Vec<u64>,
-    /// By gate: what a wait waits for, `None` if a test dropped it; what a record completes.
-    pub(crate) gates: Vec<Option<Arc<Mark>>>,
+    gates: Mutex<Vec<Option<Arc<Mark>>>>,
     pub(crate) end: Arc<Mark>,
     unstarted: AtomicUsize,
     counted: Mutex<Option<Arc<Counted>>>,
@@ -49,9 +48,13 @@ impl LaunchBody {
         self.unstarted.fetch_sub(nodes, Ordering::Relaxed);
     }
 
-    /// The mark of the gate that `node` is.
-    pub(crate) fn gate(&self, gate: u32) -> Option<&Arc<Mark>> {
-        self.gates[gate as usize].as_ref()
+    /// By gate: what a wait waits for, `None` if a test dropped it; what a record completes.
+    pub(crate) fn gates(&self) -> MutexGuard<'_, Vec<Option<Arc<Mark>>>> {
+        self.gates.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    pub(crate) fn gate(&self, gate: u32) -> Option<Arc<Mark>> {
+        self.gates()[gate as usize].clone()
     }
 
     /// All nodes have finished. Whoever waits for the end may find the executable deleted.
@@ -64,10 +67,12 @@ impl LaunchBody {
     /// It will not run to its end: completes its marks.
     #[must_use]
     pub(crate) fn give_up(&self) -> Vec<Waiter> {
-        let records = self.exec.graph.nodes.iter().filter_map(|node| match node.kind {
-            NodeKind::Record(gate) => self.gate(gate),
-            _ => None,
-        });
+        let (graph, gates) = (&self.exec.graph, self.gates());
+        let records =
+            graph.gates.iter().zip(&*gates).filter_map(|(node, mark)| match graph.nodes[*node as usize].kind {
+                NodeKind::Record(_) => mark.as_ref(),
+                _ => None,
+            });
         let mut waiters: Vec<Waiter> = records.flat_map(|mark| mark.complete()).collect();
         waiters.extend(self.finish());
         waiters
@@ -123,7 +128,7 @@ impl Stream {
             stream: inner.index,
             seq,
             numbers,
-            gates: bound.gates,
+            gates: Mutex::new(bound.gates),
             end,
             counted: Mutex::new(Some(instance.counted.clone())),
         };
@@ -153,22 +158,24 @@ fn bind(stream: &Stream, instance: &Instance, seq: u64) -> Result<BoundGates, Er
     if events.is_empty() {
         return Ok(bound);
     }
-    let nodes = || instance.inner.graph.nodes.iter().enumerate();
+    let graph = &instance.inner.graph;
+    let nodes = || graph.gates.iter().map(|node| (*node, &graph.nodes[*node as usize]));
+    bound.at.reserve(graph.gates.len());
     for (at, node) in nodes() {
         let NodeKind::Wait(gate, why) = node.kind else { continue };
         let event = &events[gate as usize];
         let record = event.bound_for(&inner.name)?;
         let dropped = inner.device.machine.is_dropped(why);
         let outcome = if dropped { WaitOutcome::Dropped } else { WaitOutcome::Enforced };
-        bound.at.push(BoundGate { node: at as u32, generation: record.generation, on: Some(record.at), outcome });
+        bound.at.push(BoundGate { node: at, generation: record.generation, on: Some(record.at), outcome });
         bound.gates[gate as usize] = (!dropped).then_some(record.mark);
     }
     for (at, node) in nodes() {
         let NodeKind::Record(gate) = node.kind else { continue };
         let mark = Arc::new(Mark::new());
-        let place = Position { stream: inner.index, seq, node: Some(at as u32) };
+        let place = Position { stream: inner.index, seq, node: Some(at) };
         let generation = events[gate as usize].record(|generation| Bound { mark: mark.clone(), at: place, generation });
-        bound.at.push(BoundGate { node: at as u32, generation, on: None, outcome: WaitOutcome::Enforced });
+        bound.at.push(BoundGate { node: at, generation, on: None, outcome: WaitOutcome::Enforced });
         bound.gates[gate as usize] = Some(mark);
     }
     bound.at.sort_unstable_by_key(|bound| bound.node);

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     ffi::CString,
+    hash::{BuildHasherDefault, Hasher},
     path::PathBuf,
     ptr,
     sync::{Arc, Mutex, MutexGuard, OnceLock},
@@ -84,7 +85,7 @@ pub(crate) struct Card {
     pub(super) device: sys::CUdevice,
     context: Context,
     /// By name.
-    functions: HashMap<&'static str, Loaded>,
+    functions: HashMap<&'static str, Loaded, BuildHasherDefault<OfName>>,
     modules: Vec<Module>,
     /// Events that nobody uses.
     pub(super) events: Mutex<Vec<RawEvent>>,
@@ -108,7 +109,7 @@ pub(crate) struct Card {
 pub(super) struct Context(pub(super) sys::CUcontext);
 #[derive(Clone, Copy)]
 pub(super) struct RawStream(pub(super) sys::CUstream);
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct RawEvent(pub(super) sys::CUevent);
 #[derive(Clone, Copy)]
 pub(super) struct Function(pub(super) sys::CUfunction);
@@ -119,6 +120,27 @@ struct Module(sys::CUmodule);
 struct Loaded {
     raw: Function,
     shared: u32,
+}
+
+/// FNV-1a: names of functions are few, short and our own, and every launch looks one up.
+struct OfName(u64);
+
+impl Default for OfName {
+    fn default() -> OfName {
+        OfName(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hasher for OfName {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// Handles are names that the driver gives out; it takes them from any thread that has their context.
@@ -179,7 +201,7 @@ impl Card {
             multiprocessors: 0,
             device,
             context: Context(context),
-            functions: HashMap::new(),
+            functions: HashMap::default(),
             modules: Vec::new(),
             events: Mutex::default(),
             pinned: Mutex::default(),

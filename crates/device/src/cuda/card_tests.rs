@@ -165,6 +165,34 @@ fn an_event_that_a_launch_will_record_is_not_reached_before() {
     }
 }
 
+/// What lets a gate keep its event from launch to launch.
+#[test]
+fn whoever_waits_for_a_record_of_a_launch_does_not_wait_for_that_of_the_next() {
+    let (card, _turn) = card();
+    let [launched, stream, other] = [0; 3].map(|_| card.new_stream().unwrap());
+    let (event, first, second) = (card.take_event().unwrap(), Word::closed(&card), Word::closed(&card));
+    let (records, waits) = (graph_of(event, false), graph_of(event, true));
+    for _ in 0..3 {
+        [&first, &second].into_iter().for_each(|word| word.at().store(0, Ordering::SeqCst));
+        first.hold(launched);
+        launch(records, launched);
+        // SAFETY: both live.
+        let code = unsafe { sys::cuStreamWaitEvent(stream.0, event.0, 0) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+        launch(waits, other);
+        // The same event again, before anybody has got to its first record.
+        second.hold(launched);
+        launch(records, launched);
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(!done(stream) && !done(other));
+        first.open();
+        wait("those who wait for the first record", || done(stream) && done(other));
+        assert!(!done(launched) && !card.is_reached(event).unwrap());
+        second.open();
+        wait("the second record", || done(launched) && card.is_reached(event).unwrap());
+    }
+}
+
 /// A capture that one stream begins and another joins, with or without work there; how it ends.
 fn unjoined(with_work: bool) -> sys::CUresult {
     let (card, _turn) = card();

@@ -120,7 +120,15 @@ impl CudaEngine {
     }
 
     pub(crate) fn alloc(&self, device: &DeviceInner, label: &str, bytes: usize) -> Result<DeviceMemory, Error> {
-        let memory = DeviceMemory::new(self.card(device.rank), bytes, device.machine.options.fresh);
+        let take = || DeviceMemory::new(self.card(device.rank), bytes, device.machine.options.fresh);
+        let memory = take().and_then(|memory| {
+            if memory.is_none() {
+                // What the card has passed may hold memory that nobody else does.
+                self.look(device);
+                return take();
+            }
+            Ok(memory)
+        });
         let what = || format!("memory for '{label}' of rank {}", device.rank);
         let memory = memory.map_err(|source| self.fail(device, what, source))?;
         memory.ok_or_else(|| Error::OutOfMemory { label: label.to_owned(), bytes })
@@ -158,11 +166,14 @@ impl CudaEngine {
         &self.workers
     }
 
-    /// Hands back what the card has passed meanwhile.
+    /// Hands back what the card has passed meanwhile, if it is time to look.
     pub(crate) fn push(&self, stream: &Arc<StreamInner>, item: Item) -> Vec<Item> {
         let on = stream_on_card(stream);
         if let Some(item) = on.line.enter(item) {
             self.run_line(stream, item);
+        }
+        if !on.is_time_to_look() {
+            return Vec::new();
         }
         let mut passed = Passed::default();
         on.take_passed(&mut passed);
@@ -180,6 +191,10 @@ impl CudaEngine {
             }
             item => self.send(stream, on, item).map_err(|error| self.fail_item(stream, item, error)).ok(),
         };
+        if matches!(item, Item::Wait(_)) {
+            // The stream is bound to the record by now: whoever records next may find its event free.
+            return;
+        }
         let mark_next = match sent {
             Some(along) => on.keep(item, along),
             None => on.keep_lost(item),
@@ -422,6 +437,6 @@ pub(super) fn stream_on_card(stream: &StreamInner) -> &StreamOnCard {
 
 /// Records `mark` behind what was sent to the stream.
 pub(super) fn record(on: &StreamOnCard, mark: &Mark) -> Result<(), CudaError> {
-    mark.put_on_card(Point::Event(CardEvent::record(&on.card, on.raw)?));
+    mark.put_on_card(Point::Event(Arc::new(CardEvent::record(&on.card, on.raw)?)));
     Ok(())
 }

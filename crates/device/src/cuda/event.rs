@@ -11,7 +11,7 @@ use super::{
 pub(crate) enum Point {
     /// Nowhere: what it marks did not get there, and whoever waits finds the error.
     Reached,
-    Event(CardEvent),
+    Event(Arc<CardEvent>),
 }
 
 impl Point {
@@ -32,8 +32,9 @@ impl Point {
     }
 }
 
-/// An event of the card that is recorded once, and used again by others when it goes. Streams and launches that were
-/// told to wait for it are bound to its record by then.
+/// An event of the card with one record that somebody may still ask for: whoever may holds it. It is recorded again when
+/// nobody does, by the gate that has it or, when it goes, by whoever takes it from the pool. Streams and launches that
+/// were told to wait for it are bound to its record by then, reached or not.
 pub(crate) struct CardEvent {
     card: Arc<Card>,
     raw: RawEvent,

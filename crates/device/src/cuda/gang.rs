@@ -18,7 +18,7 @@ pub(super) struct Gangs(Vec<Entry>);
 pub(super) struct Entry {
     pub(super) launch: Arc<LaunchBody>,
     pub(super) stream: Arc<StreamInner>,
-    /// Joint operations whose members have not all come.
+    /// Groups whose members have not all come.
     left: usize,
     /// Launches that it met in the others.
     met: Vec<Arc<LaunchBody>>,
@@ -43,7 +43,7 @@ pub(super) enum Gang {
 
 impl Gangs {
     pub(super) fn enter(&mut self, stream: &Arc<StreamInner>, launch: &Arc<LaunchBody>) {
-        let left = launch.exec.graph.groups.iter().map(Vec::len).sum();
+        let left = launch.exec.graph.groups.len();
         self.0.push(Entry { launch: launch.clone(), stream: stream.clone(), left, met: Vec::new() });
     }
 
@@ -55,7 +55,7 @@ impl Gangs {
         self.find(launch).is_some()
     }
 
-    /// All members of one joint operation have come, with these launches.
+    /// All members of one group have come, with these launches.
     pub(super) fn meet(&mut self, arrivals: &[Arrival]) -> Gang {
         let launches: Vec<Arc<LaunchBody>> =
             arrivals.iter().filter_map(|arrival| launch_of(arrival).cloned()).collect();
@@ -112,7 +112,7 @@ pub(super) fn launch_of(arrival: &Arrival) -> Option<&Arc<LaunchBody>> {
     }
 }
 
-/// All joint operations of a launch.
+/// Of each group of a launch the first joint operation: it comes for all.
 pub(super) fn joints(launch: &Arc<LaunchBody>) -> impl Iterator<Item = JointRef> {
-    launch.exec.graph.groups.iter().flatten().map(|node| JointRef::Node(launch.clone(), *node))
+    launch.exec.graph.groups.iter().map(|calls| JointRef::Node(launch.clone(), calls[0]))
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::VecDeque,
-    ptr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -14,10 +13,11 @@ use cudarc::driver::sys;
 use super::{
     CudaEngine, CudaError,
     branches::Branches,
-    card::{Card, Priority, RawEvent, RawStream, SideStream, lock},
+    card::{Card, Priority, RawStream, SideStream, lock},
     clique::Lease,
-    collective::{CapturedCall, copies_alone},
+    collective::copies_alone,
     event::{CardEvent, Point},
+    exec::{Exec, Gate, Way},
     fault::Post,
     host::{HostCall, Told, run_host},
     steps::{self, Launchable, Place},
@@ -33,7 +33,7 @@ use crate::{
 /// What a card launches. Lives as long as a handle of the executable or a launch that has not ended.
 pub(crate) struct GraphOnCard {
     exec: Exec,
-    gates: Vec<Gate>,
+    gates: Mutex<Vec<Gate>>,
     post: Post,
     issued: Arc<Mutex<Issued>>,
     /// What its nodes call.
@@ -50,43 +50,12 @@ struct End {
     member: usize,
 }
 
-/// An external wait or record.
-struct Gate {
-    gate: u32,
-    node: sys::CUgraphNode,
-    way: Way,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Wait,
-    Record,
-}
-
-// SAFETY: a node's handle is a name; the driver takes it from any thread.
-unsafe impl Send for Gate {}
-// SAFETY: as above.
-unsafe impl Sync for Gate {}
-
 /// Stream and position of the launches that have not ended; their host operations tell them when they fail.
 #[derive(Default)]
 struct Issued {
     ended: u64,
     launches: VecDeque<(u32, u64)>,
 }
-
-/// A graph and its executable. Nodes are told by their handles in the graph, so it stays.
-struct Exec {
-    card: Arc<Card>,
-    graph: sys::CUgraph,
-    exec: sys::CUgraphExec,
-}
-
-// SAFETY: handles are names; the driver takes them from any thread, and calls that change the executable are made
-// for one launch after the other.
-unsafe impl Send for Exec {}
-// SAFETY: as above.
-unsafe impl Sync for Exec {}
 
 impl GraphOnCard {
     /// The context is current.
@@ -121,7 +90,8 @@ impl GraphOnCard {
         settled.iter().enumerate().try_for_each(|(node, steps)| making.add(node, steps))?;
         let Making { mut exec, post, issued, gates, calls, branches, communicators, .. } = making;
         exec.instantiate()?;
-        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls, _workspaces: branches.workspaces, communicators })
+        let (gates, _workspaces) = (Mutex::new(gates), branches.workspaces);
+        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls, _workspaces, communicators })
     }
 
     pub(super) fn post(&self) -> &Post {
@@ -133,31 +103,21 @@ impl GraphOnCard {
     /// this launch and no other. With collectives in it, whoever launches has the turn.
     pub(super) fn launch(&self, stream: RawStream, launch: &LaunchBody) -> Result<(), CudaError> {
         let card = &self.exec.card;
-        let mut records = Vec::new();
-        for gate in &self.gates {
-            let mark = launch.gate(gate.gate);
-            match gate.way {
-                Way::Wait => {
-                    // A wait that a test dropped has no mark.
-                    let event = mark.and_then(|mark| mark.on_card().raw());
-                    self.exec.set_wait(gate.node, event.unwrap_or(card.reached))?;
-                }
-                Way::Record => {
-                    let event = CardEvent::new(card)?;
-                    self.exec.set_record(gate.node, event.raw())?;
-                    records.push((mark.expect("BUG: a record without a mark"), event));
-                }
-            }
-        }
+        let (mut gates, mut marks) = (lock(&self.gates), launch.gates());
+        gates.iter_mut().try_for_each(|gate| self.exec.set(gate, marks[gate.gate as usize].as_deref()))?;
         let seats = self.communicators.iter().flatten().map(|end| Ok(&end.lease.clique()?.seats[end.member]));
         let seats = seats.collect::<Result<Vec<_>, CudaError>>()?;
         seats.iter().try_for_each(|seat| seat.wait_for_last_use(stream))?;
         lock(&self.issued).launches.push_back((launch.stream, launch.seq));
         self.exec.launch(stream)?;
-        for (mark, event) in records {
-            mark.put_on_card(Point::Event(event));
+        for gate in &*gates {
+            let Some(event) = &gate.own else { continue };
+            let mark = marks[gate.gate as usize].as_ref().expect("BUG: a record without a mark");
+            mark.put_on_card(Point::Event(event.clone()));
         }
-        launch.end.put_on_card(Point::Event(CardEvent::record(card, stream)?));
+        // It is bound to what it waits for, and of its records it has no need: whoever has, holds them.
+        marks.fill(None);
+        launch.end.put_on_card(Point::Event(Arc::new(CardEvent::record(card, stream)?)));
         seats.iter().for_each(|seat| seat.used(stream, &launch.end));
         Ok(())
     }
@@ -179,7 +139,7 @@ impl GraphOnCard {
 
 /// Marks of a launch that did not get there: whoever waits for them finds the error.
 pub(super) fn lose(launch: &LaunchBody) {
-    launch.gates.iter().flatten().chain([&launch.end]).for_each(|mark| mark.lose());
+    launch.gates().iter().flatten().chain([&launch.end]).for_each(|mark| mark.lose());
 }
 
 struct Making<'a> {
@@ -213,8 +173,13 @@ fn settle(card: &Card, node: &Node) -> Result<Vec<Launchable>, CudaError> {
 impl Making<'_> {
     fn add(&mut self, node: usize, steps: &[Launchable]) -> Result<(), CudaError> {
         let source = &self.source.nodes[node];
-        let behind = source.behind.iter().flat_map(|before| &self.ends[*before as usize]);
-        let behind: Vec<sys::CUgraphNode> = behind.copied().collect();
+        let mut behind: Vec<sys::CUgraphNode> = Vec::new();
+        for end in source.behind.iter().flat_map(|before| &self.ends[*before as usize]) {
+            // The driver refuses an edge that it is told twice.
+            if !behind.contains(end) {
+                behind.push(*end);
+            }
+        }
         let end = match &source.kind {
             NodeKind::Op(op) => match &op.launch {
                 Launch::Kernel(_) => self.add_steps(node, steps, behind)?,
@@ -229,7 +194,12 @@ impl Making<'_> {
                 }
             },
             NodeKind::Wait(gate, _) => vec![self.add_gate(*gate, &behind, Way::Wait)?],
-            NodeKind::Record(gate) => vec![self.add_gate(*gate, &behind, Way::Record)?],
+            NodeKind::Record(gate) => {
+                // Whoever is behind it needs no more than what is before it, and a chain that goes on beside its records
+                // is cheaper to launch.
+                self.add_gate(*gate, &behind, Way::Record)?;
+                behind
+            }
             NodeKind::Joint(joint) => self.add_joint(joint, behind)?,
         };
         self.ends.push(end);
@@ -275,8 +245,9 @@ impl Making<'_> {
     }
 
     fn add_gate(&mut self, gate: u32, behind: &[sys::CUgraphNode], way: Way) -> Result<sys::CUgraphNode, CudaError> {
-        let node = self.exec.add_gate(behind, way)?;
-        self.gates.push(Gate { gate, node, way });
+        let gate = self.exec.add_gate(gate, behind, way)?;
+        let node = gate.node;
+        self.gates.push(gate);
         Ok(node)
     }
 
@@ -301,84 +272,5 @@ impl Making<'_> {
             let at = Position { stream, seq, node: Some(node) };
             run_host(&device, (graph.op(node), at), staged, Told::AsItRuns);
         })
-    }
-}
-
-impl Exec {
-    fn new(card: &Arc<Card>) -> Result<Exec, CudaError> {
-        let mut graph = ptr::null_mut();
-        // SAFETY: the context is current; writes one handle.
-        card.check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut graph, 0) })?;
-        Ok(Exec { card: card.clone(), graph, exec: ptr::null_mut() })
-    }
-
-    fn instantiate(&mut self) -> Result<(), CudaError> {
-        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
-        // SAFETY: the graph is whole and lives.
-        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut self.exec, self.graph, flags.0.into()) };
-        self.card.check("cuGraphInstantiate", code)?;
-        // Or the first launch would ask for memory, and wait there for every stream that stands still.
-        // SAFETY: the executable was just made; the stream is of this card.
-        self.card.on_side(|stream| unsafe { ("cuGraphUpload", sys::cuGraphUpload(self.exec, stream.0)) })
-    }
-
-    /// Until a launch says otherwise, a gate has an event that is reached.
-    fn add_gate(&self, behind: &[sys::CUgraphNode], way: Way) -> Result<sys::CUgraphNode, CudaError> {
-        let (mut node, event) = (ptr::null_mut(), self.card.reached.0);
-        let (first, count) = (behind.as_ptr(), behind.len());
-        // SAFETY: `behind` are nodes of this graph; the event lives as long as the card.
-        let code = unsafe {
-            match way {
-                Way::Wait => sys::cuGraphAddEventWaitNode(&mut node, self.graph, first, count, event),
-                Way::Record => sys::cuGraphAddEventRecordNode(&mut node, self.graph, first, count, event),
-            }
-        };
-        self.card.check("cuGraphAddEventNode", code).map(|()| node)
-    }
-
-    fn add_empty(&self, behind: &[sys::CUgraphNode]) -> Result<sys::CUgraphNode, CudaError> {
-        let mut node = ptr::null_mut();
-        // SAFETY: `behind` are nodes of this graph.
-        let code = unsafe { sys::cuGraphAddEmptyNode(&mut node, self.graph, behind.as_ptr(), behind.len()) };
-        self.card.check("cuGraphAddEmptyNode", code).map(|()| node)
-    }
-
-    fn add_child(&self, behind: &[sys::CUgraphNode], child: &CapturedCall) -> Result<sys::CUgraphNode, CudaError> {
-        let (mut node, first, count) = (ptr::null_mut(), behind.as_ptr(), behind.len());
-        // SAFETY: `behind` are nodes of this graph; the child is copied, with what its nodes hold.
-        let code = unsafe { sys::cuGraphAddChildGraphNode(&mut node, self.graph, first, count, child.0) };
-        self.card.check("cuGraphAddChildGraphNode", code).map(|()| node)
-    }
-
-    fn set_wait(&self, node: sys::CUgraphNode, event: RawEvent) -> Result<(), CudaError> {
-        // SAFETY: a wait node of this graph; the launch that this is for binds to the event's record.
-        let code = unsafe { sys::cuGraphExecEventWaitNodeSetEvent(self.exec, node, event.0) };
-        self.card.check("cuGraphExecEventWaitNodeSetEvent", code)
-    }
-
-    fn set_record(&self, node: sys::CUgraphNode, event: RawEvent) -> Result<(), CudaError> {
-        // SAFETY: a record node of this graph; the launch's mark keeps the event.
-        let code = unsafe { sys::cuGraphExecEventRecordNodeSetEvent(self.exec, node, event.0) };
-        self.card.check("cuGraphExecEventRecordNodeSetEvent", code)
-    }
-
-    fn launch(&self, stream: RawStream) -> Result<(), CudaError> {
-        // SAFETY: the stream is of this card; whatever the nodes touch is kept by the launch until its end is seen.
-        self.card.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.exec, stream.0) })
-    }
-}
-
-impl Drop for Exec {
-    fn drop(&mut self) {
-        if self.card.bind().is_err() {
-            return;
-        }
-        // SAFETY: no launch is under way, for each of them keeps this; both were made here.
-        unsafe {
-            if !self.exec.is_null() {
-                let _ = sys::cuGraphExecDestroy(self.exec);
-            }
-            let _ = sys::cuGraphDestroy(self.graph);
-        }
     }
 }

@@ -91,6 +91,10 @@ impl Value {
         all[..N].copy_from_slice(&words);
         Value(all)
     }
+
+    fn pointer(&self) -> *mut c_void {
+        self.0.as_ptr().cast_mut().cast()
+    }
 }
 
 /// Where the first element of a view is on its card.
@@ -98,23 +102,36 @@ pub(super) fn address(view: &View) -> u64 {
     view.card_address().expect("BUG: a card reaches for memory that it does not have")
 }
 
-/// Pointers to arguments, as the driver wants them; it copies what they point to, and writes nothing there.
-fn pointers(call: &Call, values: &[Value]) -> Vec<*mut c_void> {
-    let mut pointers: Vec<*mut c_void> = values.iter().map(|value| value.0.as_ptr().cast_mut().cast()).collect();
+/// The most arguments that a function has, the post included.
+const MOST_ARGUMENTS: usize = 24;
+
+/// Gives `take` pointers to all arguments, as the driver wants them: it copies what they point to and writes nothing
+/// there. Nothing is allocated, because every launch comes here. `workspace` is there if the call needs something to
+/// work in.
+fn with_arguments<T>(
+    call: &Call,
+    post: &Post,
+    operation: u64,
+    workspace: Option<&Workspace>,
+    take: impl FnOnce(*mut *mut c_void) -> T,
+) -> T {
+    let post = Value::words([post.card(), operation]);
+    let scratch = call.scratch.map(|scratch| {
+        let workspace = workspace.expect("BUG: a call without its workspace");
+        (scratch.at, Value::words([workspace.scratch()]))
+    });
+    let mut pointers = [ptr::null_mut(); MOST_ARGUMENTS];
+    assert!(call.values.len() < MOST_ARGUMENTS, "BUG: {} has {} arguments", call.function, call.values.len());
+    for (pointer, value) in pointers.iter_mut().zip(call.values.iter().chain([&post])) {
+        *pointer = value.pointer();
+    }
+    if let Some((at, address)) = &scratch {
+        pointers[*at] = address.pointer();
+    }
     if let Some(Table { at, words }) = &call.table {
         pointers[*at] = words.as_ptr().cast_mut().cast();
     }
-    pointers
-}
-
-/// All arguments; `workspace` is there if the call needs something to work in.
-fn arguments(call: &Call, post: &Post, operation: u64, workspace: Option<&Workspace>) -> Vec<Value> {
-    let mut values = call.values.clone();
-    if let Some(Scratch { at, .. }) = call.scratch {
-        values[at] = Value::words([workspace.expect("BUG: a call without its workspace").scratch()]);
-    }
-    values.push(Value::words([post.card(), operation]));
-    values
+    take(pointers.as_mut_ptr())
 }
 
 /// Queues `call` as a part of operation `operation` of whoever owns `post`. The context is current.
@@ -126,15 +143,14 @@ pub(super) fn launch(
     operation: u64,
     workspace: Option<&Workspace>,
 ) -> Result<(), CudaError> {
-    let (function, values) = (card.function(call)?, arguments(call, post, operation, workspace));
-    let mut pointers = pointers(call, &values);
-    // SAFETY: the arguments are those that the function declares (`requests` and the sources go together; tests run
-    // every function), each pointing to as many bytes as it has. The addresses in them are of live memory of this card,
-    // which the submitted item keeps until the stream has passed it. The stream is of this card.
-    let code = unsafe {
-        let (args, none) = (pointers.as_mut_ptr(), ptr::null_mut());
-        sys::cuLaunchKernel(function.0, call.blocks, 1, 1, call.threads, 1, 1, call.shared, stream.0, args, none)
-    };
+    let function = card.function(call)?;
+    let code = with_arguments(call, post, operation, workspace, |arguments| {
+        let (blocks, threads, shared, none) = (call.blocks, call.threads, call.shared, ptr::null_mut());
+        // SAFETY: the arguments are those that the function declares (`requests` and the sources go together; tests run
+        // every function), each pointing to as many bytes as it has. The addresses in them are of live memory of this
+        // card, which the submitted item keeps until the stream has passed it. The stream is of this card.
+        unsafe { sys::cuLaunchKernel(function.0, blocks, 1, 1, threads, 1, 1, shared, stream.0, arguments, none) }
+    });
     card.check("cuLaunchKernel", code)
 }
 
@@ -147,25 +163,26 @@ pub(super) fn add_node(
     operation: u64,
     workspace: Option<&Workspace>,
 ) -> Result<sys::CUgraphNode, CudaError> {
-    let (function, values) = (card.function(call)?, arguments(call, post, operation, workspace));
-    let mut pointers = pointers(call, &values);
-    let params = sys::CUDA_KERNEL_NODE_PARAMS {
-        func: function.0,
-        gridDimX: call.blocks,
-        gridDimY: 1,
-        gridDimZ: 1,
-        blockDimX: call.threads,
-        blockDimY: 1,
-        blockDimZ: 1,
-        sharedMemBytes: call.shared,
-        kernelParams: pointers.as_mut_ptr(),
-        extra: ptr::null_mut(),
-        kern: ptr::null_mut(),
-        ctx: card.context(),
-    };
-    let (mut node, first, count) = (ptr::null_mut(), at.behind.as_ptr(), at.behind.len());
-    // SAFETY: as in `launch`, but it is the graph that keeps the memory; `behind` are nodes of it.
-    let code = unsafe { sys::cuGraphAddKernelNode_v2(&mut node, at.graph, first, count, &params) };
+    let (function, mut node) = (card.function(call)?, ptr::null_mut());
+    let code = with_arguments(call, post, operation, workspace, |arguments| {
+        let params = sys::CUDA_KERNEL_NODE_PARAMS {
+            func: function.0,
+            gridDimX: call.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: call.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: call.shared,
+            kernelParams: arguments,
+            extra: ptr::null_mut(),
+            kern: ptr::null_mut(),
+            ctx: card.context(),
+        };
+        let (first, count) = (at.behind.as_ptr(), at.behind.len());
+        // SAFETY: as in `launch`, but it is the graph that keeps the memory; `behind` are nodes of it.
+        unsafe { sys::cuGraphAddKernelNode_v2(&mut node, at.graph, first, count, &params) }
+    });
     card.check("cuGraphAddKernelNode", code)?;
     let attribute = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY;
     let value = sys::CUlaunchAttributeValue { priority: at.priority.number() };

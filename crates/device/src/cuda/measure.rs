@@ -22,7 +22,7 @@ use super::{
     memory::{self, PinnedBlock},
     product::ProductShape,
     requests,
-    steps::{Launchable, Step},
+    steps::{Launchable, Step, Steps},
     stopwatch::Stopwatch,
     workspace::Workspace,
 };
@@ -199,7 +199,8 @@ impl Bench {
         let Some(accesses) = self.accesses(product)? else { return Ok(None) };
         self.card.bind().map_err(failed)?;
         accesses.iter().try_for_each(|access| self.fill(&access.view)).map_err(failed)?;
-        let mut steps = requests::steps(&Kernel::Gemm(product.spec), &accesses, self.card.sums());
+        let steps = requests::steps(&Kernel::Gemm(product.spec), &accesses, self.card.sums());
+        let Steps::Several(mut steps) = steps else { unreachable!("BUG: a product is a step of a library") };
         let (mut step, mut ways, mut better) = (steps.pop(), Vec::<Way>::new(), false);
         while let Some(Step::Product { product, then, otherwise }) = step {
             step = Some(*otherwise);

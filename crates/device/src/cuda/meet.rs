@@ -280,8 +280,11 @@ impl CudaEngine {
     }
 
     fn launch_together(&self, entries: &[Entry], todo: &mut Todo) {
-        for entry in entries {
-            self.mark(&entry.stream);
+        for Entry { stream, .. } in entries {
+            // It tells that the stream has got here; so does one that is there already.
+            if !stream_on_card(stream).ends_in_mark() {
+                self.mark(stream);
+            }
         }
         // One order of all launches with collectives, on all ranks.
         let turn = self.turn();
@@ -374,12 +377,10 @@ fn waits_are_placed(item: &Item) -> bool {
     match item {
         Item::Wait(mark) => mark.is_placed(),
         Item::Launch(Some(launch)) => {
-            let nodes = launch.exec.graph.nodes.iter();
-            let waits = nodes.filter_map(|node| match node.kind {
-                NodeKind::Wait(gate, _) => launch.gate(gate),
-                _ => None,
-            });
-            waits.into_iter().all(|mark| mark.is_placed())
+            let (graph, gates) = (&launch.exec.graph, launch.gates());
+            let is_wait = |node: &u32| matches!(graph.nodes[*node as usize].kind, NodeKind::Wait(..));
+            let mut waits = graph.gates.iter().zip(&*gates).filter(|(node, _)| is_wait(node));
+            waits.all(|(_, mark)| mark.as_ref().is_none_or(|mark| mark.is_placed()))
         }
         _ => true,
     }

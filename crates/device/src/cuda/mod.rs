@@ -23,6 +23,7 @@ mod engine; // what is submitted, waited for and closed
 mod prepare; // variables that CUDA reads at its start
 mod error;
 mod event; // marks on a card
+mod exec; // graphs of the driver's, and the gates in them
 mod fault; // which operation it was
 mod fused; // attention as the library takes it
 mod gang; // launches that go to the card together

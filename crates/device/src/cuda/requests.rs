@@ -10,7 +10,7 @@ mod training;
 use super::{
     fused::Sums,
     launch::{Call, Value, address},
-    steps::Step,
+    steps::{Step, Steps},
 };
 use crate::{
     Access, DType, Kernel, View,
@@ -27,8 +27,8 @@ pub(super) fn is_there(kernel: &Kernel) -> bool {
 
 /// What runs for `kernel`, one behind the other; its accesses are those of the request. A library that adds up
 /// gradients does it as `sums` says.
-pub(super) fn steps(kernel: &Kernel, accesses: &[Access], sums: Sums) -> Vec<Step> {
-    match kernel {
+pub(super) fn steps(kernel: &Kernel, accesses: &[Access], sums: Sums) -> Steps {
+    let several = match kernel {
         Kernel::Gemm(spec) => vec![products::gemm(spec, accesses)],
         Kernel::Attention(spec) => attention::forward(spec, accesses),
         Kernel::AttentionBackward(spec) => attention::backward(sums, spec, accesses),
@@ -38,8 +38,9 @@ pub(super) fn steps(kernel: &Kernel, accesses: &[Access], sums: Sums) -> Vec<Ste
         Kernel::BiasGrads(spec) => calls(columns::bias_grads(spec, accesses)),
         Kernel::EmbeddingGrad(spec) => calls(tokens::embedding_grad(spec, accesses)),
         Kernel::AdamW(spec) => calls(training::adamw(spec, accesses)),
-        _ => vec![Step::Call(call(kernel, accesses))],
-    }
+        _ => return Steps::One(call(kernel, accesses)),
+    };
+    Steps::Several(several)
 }
 
 fn calls(calls: Vec<Call>) -> Vec<Step> {

@@ -35,6 +35,13 @@ pub(super) enum Step {
     },
 }
 
+/// All steps of a request.
+pub(super) enum Steps {
+    /// Most are one call, for which nothing need be allocated.
+    One(Call),
+    Several(Vec<Step>),
+}
+
 /// A step that is settled.
 pub(super) enum Launchable {
     Call(Call),
@@ -45,32 +52,50 @@ pub(super) enum Launchable {
 /// What runs for `kernel` on this card. Algorithms are chosen here, once for each shape. The context is current.
 pub(super) fn settle(card: &Card, kernel: &Kernel, accesses: &[Access]) -> Result<Vec<Launchable>, CudaError> {
     let mut settled = Vec::with_capacity(2);
-    let steps = requests::steps(kernel, accesses, card.sums());
-    steps.into_iter().try_for_each(|step| settle_one(card, step, &mut settled))?;
+    each(card, kernel, accesses, &mut |step| {
+        settled.push(step);
+        Ok(())
+    })?;
     Ok(settled)
 }
 
-fn settle_one(card: &Card, step: Step, settled: &mut Vec<Launchable>) -> Result<(), CudaError> {
+/// As [`settle`], one after the other to `take`.
+pub(super) fn each(
+    card: &Card,
+    kernel: &Kernel,
+    accesses: &[Access],
+    take: &mut dyn FnMut(Launchable) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
+    match requests::steps(kernel, accesses, card.sums()) {
+        Steps::One(call) => take(Launchable::Call(call)),
+        Steps::Several(steps) => steps.into_iter().try_for_each(|step| settle_one(card, step, take)),
+    }
+}
+
+fn settle_one(
+    card: &Card,
+    step: Step,
+    take: &mut dyn FnMut(Launchable) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
     match step {
-        Step::Call(call) => settled.push(Launchable::Call(call)),
+        Step::Call(call) => take(Launchable::Call(call)),
         Step::Product { product, then, otherwise } => {
             let blas = card.products()?.filter(|_| product.shape.is_allowed());
             match blas.map(|blas| blas.plan(&product.shape)).transpose()?.flatten() {
                 Some(plan) => {
-                    settled.push(Launchable::Product(product, plan));
-                    settled.extend(then.map(Launchable::Call));
+                    take(Launchable::Product(product, plan))?;
+                    then.into_iter().try_for_each(|call| take(Launchable::Call(call)))
                 }
-                None => settle_one(card, *otherwise, settled)?,
+                None => settle_one(card, *otherwise, take),
             }
         }
         Step::Fused { fused, otherwise } => {
             match card.cudnn().map(|cudnn| cudnn.plan(&fused.shape)).transpose()?.flatten() {
-                Some(plan) => settled.push(Launchable::Fused(fused, plan)),
-                None => settled.extend(otherwise.into_iter().map(Launchable::Call)),
+                Some(plan) => take(Launchable::Fused(fused, plan)),
+                None => otherwise.into_iter().try_for_each(|call| take(Launchable::Call(call))),
             }
         }
     }
-    Ok(())
 }
 
 impl Launchable {

@@ -2,7 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use cudarc::driver::sys;
@@ -32,6 +35,8 @@ pub(crate) struct StreamOnCard {
     /// What was submitted and is not on the card.
     pub(super) line: Line,
     flight: Mutex<Flight>,
+    /// Items that were pushed.
+    pushed: AtomicUsize,
     /// What its kernels and libraries work in: all of them in the last, because they run one behind the other. Those
     /// before it were too small, and may still be worked in.
     workspaces: Mutex<Vec<Arc<Workspace>>>,
@@ -84,6 +89,9 @@ pub(super) struct Passed {
 /// Operations without a mark among them, at most; then one is made, so that what they hold can go.
 const LOOSE: usize = 64;
 
+/// Items from one that looks what the card has passed to the next: asking the driver takes half of what a launch takes.
+const LOOK_EVERY: usize = 32;
+
 /// Bytes of a workspace that is made, at least.
 const SMALLEST: usize = 1 << 20;
 
@@ -106,17 +114,16 @@ impl StreamOnCard {
     /// The context is current.
     pub(super) fn new(card: &Arc<Card>) -> Result<StreamOnCard, CudaError> {
         let (post, flight) = (Arc::new(Post::new(card)?), Mutex::default());
-        let (line, workspaces) = (Line::default(), Mutex::default());
-        Ok(StreamOnCard { card: card.clone(), raw: card.new_stream()?, post, line, flight, workspaces })
+        let (line, pushed, workspaces) = (Line::default(), AtomicUsize::new(0), Mutex::default());
+        Ok(StreamOnCard { card: card.clone(), raw: card.new_stream()?, post, line, flight, pushed, workspaces })
     }
 
     /// Queues what `kernel` becomes, as operation `operation`. The context is current.
     pub(super) fn send_kernel(&self, kernel: &Kernel, accesses: &[Access], operation: u64) -> Result<(), CudaError> {
-        for step in steps::settle(&self.card, kernel, accesses)? {
+        steps::each(&self.card, kernel, accesses, &mut |step| {
             let workspace = step.scratch().map(|bytes| self.workspace(bytes)).transpose()?;
-            step.launch(&self.card, self.raw, &self.post, operation, workspace.as_deref())?;
-        }
-        Ok(())
+            step.launch(&self.card, self.raw, &self.post, operation, workspace.as_deref())
+        })
     }
 
     /// Made for the first operation that needs it, and again for one that needs more, in powers of two: all that were
@@ -149,6 +156,16 @@ impl StreamOnCard {
         self.add(Sent { item, placed: false, along: Along::default() })
     }
 
+    /// One more item was pushed: whether it is the one to look what the card has passed.
+    pub(super) fn is_time_to_look(&self) -> bool {
+        self.pushed.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == LOOK_EVERY - 1
+    }
+
+    /// Whether what was sent last has a mark behind it, or nothing is on its way.
+    pub(super) fn ends_in_mark(&self) -> bool {
+        lock(&self.flight).sent.back().is_none_or(|sent| sent.mark().is_some())
+    }
+
     fn add(&self, sent: Sent) -> bool {
         let mut flight = lock(&self.flight);
         flight.loose = if sent.mark().is_some() { 0 } else { flight.loose + 1 };
@@ -171,6 +188,7 @@ impl StreamOnCard {
             return;
         }
         let eager = self.post.refused();
+        passed.items.reserve(done);
         for sent in flight.sent.drain(..done) {
             match &sent.item {
                 Item::Op(body) => {

@@ -309,7 +309,7 @@ impl State {
                 let open = launch.gate(gate).is_none_or(|mark| mark.is_done());
                 if open {
                     if let Some(guide) = self.chooser.guide() {
-                        let gate = launch.gate(gate).map(|mark| guide.past_of(mark)).unwrap_or_default();
+                        let gate = launch.gate(gate).map(|mark| guide.past_of(&mark)).unwrap_or_default();
                         running.pasts.insert(node, running.past(node).and(&gate));
                     }
                     launch.start(1);
@@ -323,7 +323,7 @@ impl State {
                 debug_assert!(parked.is_empty(), "BUG: the simulator asks marks, it never parks");
                 if let Some(guide) = self.chooser.guide() {
                     let past = running.past(node);
-                    guide.reached(mark, past.clone());
+                    guide.reached(&mark, past.clone());
                     running.pasts.insert(node, past);
                 }
                 launch.start(1);

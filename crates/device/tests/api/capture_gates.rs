@@ -18,6 +18,8 @@ conformance! {
         only_what_is_behind_an_external_wait_waits,
         branches_behind_one_external_wait_need_no_other,
         an_external_record_counts_as_issued_at_every_launch,
+        a_record_keeps_its_place_when_the_next_launch_records_again,
+        a_wait_that_is_held_back_keeps_its_record,
         a_wait_of_a_launch_binds_before_its_own_records,
         a_wait_for_a_node_leaves_waits_for_other_nodes_their_work,
         a_dropped_external_wait_is_told_at_the_launch,
@@ -187,6 +189,47 @@ fn an_external_record_counts_as_issued_at_every_launch(driver: &Driver) {
     gate.open();
     e.synchronize().unwrap();
     assert!(e.is_done());
+}
+
+fn a_record_keeps_its_place_when_the_next_launch_records_again(driver: &Driver) {
+    let (device, one) = open(&driver.machine(), 0, "one");
+    let [two, three] = ["two", "three"].map(|name| device.stream(name).unwrap());
+    let e = device.event("out");
+    let records = executable(&one, || one.record_external(&e).unwrap());
+    let waits = executable(&three, || three.wait_external(&e, Why("test.out")).unwrap());
+    for _ in 0..2 {
+        one.launch_graph(&records).unwrap();
+    }
+    // A stream and a launch wait for a record that is not reached.
+    let gate = Gate::before(&one);
+    one.launch_graph(&records).unwrap();
+    two.wait(&e, Why("test.out")).unwrap();
+    three.launch_graph(&waits).unwrap();
+    // Nothing gets to the next one.
+    let _never = Never::before(&one);
+    one.launch_graph(&records).unwrap();
+    gate.open();
+    two.synchronize().unwrap();
+    three.synchronize().unwrap();
+    assert!(!e.is_done(), "waited for a record that was issued later");
+}
+
+fn a_wait_that_is_held_back_keeps_its_record(driver: &Driver) {
+    let machine = driver.machine();
+    let ((device, one), (_peer, other)) = (open(&machine, 0, "one"), open(&machine, 1, "other"));
+    let (two, e) = (device.stream("two").unwrap(), device.event("out"));
+    let meetings = [0, 1].map(|rank| machine.meeting("dp", &[0, 1], rank).unwrap());
+    let exec = executable(&one, || one.record_external(&e).unwrap());
+    one.launch_graph(&exec).unwrap();
+    // The stream comes to its wait when the other rank has come.
+    two.joint(&meetings[0], Exchange::Barrier, "test", Vec::new()).unwrap();
+    two.wait(&e, Why("test.out")).unwrap();
+    // Nothing gets to the next record.
+    let _never = Never::before(&one);
+    one.launch_graph(&exec).unwrap();
+    other.joint(&meetings[1], Exchange::Barrier, "test", Vec::new()).unwrap();
+    two.synchronize().unwrap();
+    assert!(!e.is_done(), "waited for a record that was issued later");
 }
 
 /// A graph may wait for what its own launch before has recorded.

@@ -1,6 +1,6 @@
 //! What a card refuses, and what only a card can show.
 
-use std::{fs, sync::Arc};
+use std::{fs, sync::Arc, time::Instant};
 
 use device::{
     cuda::{CudaError, CudaOptions},
@@ -10,7 +10,7 @@ use device::{
 
 use super::{
     capture_graphs::{captured, order},
-    drivers::{card_turn, cuda},
+    drivers::{LIMIT, card_turn, cuda},
     work::{floats, op_of, open, set},
 };
 
@@ -32,6 +32,28 @@ fn a_kernel_that_a_card_does_not_have_is_refused_by_name() {
     let graph = captured(&stream, || assert_eq!(stream.launch(attention()).unwrap_err().to_string(), text));
     assert_eq!(graph.node_count(), 0);
     stream.synchronize().unwrap();
+}
+
+/// Submissions look seldom what the card has passed; whoever is short of memory looks.
+#[test]
+fn memory_that_only_passed_work_holds_is_there_when_memory_is_short() {
+    let _turn = card_turn();
+    let (device, stream) = open(&cuda().machine(), 0, "compute");
+    let done = device.event("done");
+    // The largest power of two that fits: two of them do not.
+    let take = |elements: usize| device.alloc("most", &[elements], DType::Bf16, MemoryKind::Other);
+    let found = (20..40).rev().find_map(|log| take(1 << log).ok().map(|view| (1 << log, view)));
+    let (elements, most) = found.expect("a card with memory");
+    assert!(matches!(take(elements), Err(Error::OutOfMemory { .. })));
+    stream.launch(Fill { y: &most.flat(0..1000).unwrap(), value: 1.0 }.op("test").unwrap()).unwrap();
+    stream.record(&done).unwrap();
+    drop(most);
+    let begin = Instant::now();
+    while !done.is_done() {
+        assert!(begin.elapsed() < LIMIT, "a fill is not done in {LIMIT:?}");
+        std::thread::yield_now();
+    }
+    take(elements).unwrap();
 }
 
 #[test]
