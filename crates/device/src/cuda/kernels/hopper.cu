@@ -1,0 +1,530 @@
+// Products of bf16 on the tensor cores of compute capability 9.0 (sm_90a), with what follows them done on the way out.
+//
+// Blocks stay and take tiles of c in turn. Of a block's three warp groups the first fetches: one thread keeps a ring of
+// stages of both factors filled. The other two compute, each a tile of its own: while one multiplies, the other finishes its
+// last tile, so the tensor cores do not wait for what follows a product. Blocks of a cluster work on neighbouring tiles,
+// and each fetches a part of what they have in common for all of them.
+//
+// Swizzled by 128 bytes, all in shared memory lies as the copy engine and the tensor cores want it: rows of 128 bytes,
+// whose pieces of 16 bytes are at their place xor the row's place in its group of eight.
+
+// Parts of 64 rows and columns that a tile has.
+#ifndef PARTS
+#define PARTS 2
+#endif
+#ifndef COLS
+#define COLS 128
+#endif
+// Stages of the ring.
+#ifndef STAGES
+#define STAGES 4
+#endif
+// Blocks of a cluster, by rows of c (they share b) and by columns (they share a).
+#ifndef CLUSTER_ROWS
+#define CLUSTER_ROWS 2
+#endif
+#ifndef CLUSTER_COLS
+#define CLUSTER_COLS 1
+#endif
+// Pieces of 64 rows and columns of c on their way through shared memory, for each warp group.
+#ifndef PIECES
+#define PIECES 4
+#endif
+
+#define ROWS (64 * PARTS)
+#define DEPTH 64
+#define CLUSTER (CLUSTER_ROWS * CLUSTER_COLS)
+#define LINE 128
+#define STAGE_A (ROWS * LINE)
+#define STAGE_B (COLS * LINE)
+#define STAGE (STAGE_A + STAGE_B)
+#define PIECE (64 * LINE)
+// Floats that a warp group has for sums or biases of columns.
+#define NOTES 256
+
+// Blocks that read what another one fetches, itself among them.
+#define SHARERS (CLUSTER_ROWS + CLUSTER_COLS - 1)
+
+// Where things are in shared memory, in bytes.
+#define AT_PIECES (STAGES * STAGE)
+#define AT_NOTES (AT_PIECES + 2 * PIECES * PIECE)
+#define AT_FULL (AT_NOTES + 2 * NOTES * 4)
+#define AT_EMPTY (AT_FULL + STAGES * 8)
+#define AT_OTHER_FULL (AT_EMPTY + STAGES * 8)
+#define AT_OTHER_EMPTY (AT_OTHER_FULL + 2 * PIECES * 8)
+#define AT_TURN (AT_OTHER_EMPTY + 2 * PIECES * 8)
+#define SHARED (AT_TURN + 2 * 8)
+
+// What follows the product.
+#define PLAIN 0
+#define GELU 1
+#define SLOPE 2
+#define SLOPE_SUMS 3
+
+// A tensor map, as the driver encodes it.
+struct __align__(64) Map {
+    u64 words[16];
+};
+
+// Of c, and of the sums; rows of clusters that are gone through together.
+struct Sizes {
+    u64 rows, cols, depth, group;
+};
+
+#ifdef STUCK
+// Tests only: a wait that does not end tells which one it is, and ends the launch.
+__device__ u64 stuck_words;
+__device__ inline void stuck(u32 what, u32 detail) {
+    volatile u64* words = (volatile u64*)stuck_words;
+    words[1] = ((u64)blockIdx.x << 32) | threadIdx.x;
+    words[2] = detail;
+    __threadfence_system();
+    words[0] = what;
+    __threadfence_system();
+    asm volatile("trap;");
+}
+#endif
+
+__device__ inline u32 shared_address(const void* p) {
+    u32 at;
+    asm("{ .reg .u64 full; cvta.to.shared.u64 full, %1; cvt.u32.u64 %0, full; }" : "=r"(at) : "l"(p));
+    return at;
+}
+
+// Barriers in shared memory, by address.
+__device__ inline void bar_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ inline void bar_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ inline void bar_arrive_at(u32 bar, u32 block) {
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+                 "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(bar), "r"(block)
+                 : "memory");
+}
+__device__ inline void bar_expect(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ inline bool bar_passed(u32 bar, u32 parity) {
+    u32 passed;
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(passed)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return passed != 0;
+}
+// Until the phase of this parity is over; `what` and `detail` say which wait it is.
+__device__ inline void bar_wait(u32 bar, u32 parity, u32 what, u32 detail) {
+#ifdef STUCK
+    u32 tries = 0;
+    while (!bar_passed(bar, parity)) {
+        if (++tries > 200000) stuck(what, detail);
+    }
+#else
+    while (!bar_passed(bar, parity)) {}
+#endif
+}
+
+// A box of a matrix into shared memory of this block, or at the same place of each block in `blocks`.
+template <int SHARED_BY>
+__device__ inline void fetch(u32 to, const Map& map, u32 col, u32 row, u32 bar, unsigned short blocks) {
+    if constexpr (SHARED_BY > 1) {
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                     "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                     "l"(&map), "r"(col), "r"(row), "r"(bar), "h"(blocks)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                     "l"(&map), "r"(col), "r"(row), "r"(bar)
+                     : "memory");
+    }
+}
+__device__ inline void send(const Map& map, u32 col, u32 row, u32 from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(col), "r"(row),
+                 "r"(from)
+                 : "memory");
+}
+__device__ inline void sent_together() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but LEFT groups that this thread sent have been read.
+template <int LEFT> __device__ inline void were_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+// What this thread wrote to shared memory is seen by the copy engine.
+__device__ inline void show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// All 128 threads of a warp group; barrier 0 is that of the block.
+__device__ inline void meet(u32 group) { asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory"); }
+
+// Starts of tiles in shared memory as the tensor cores want them: address, steps in bytes, swizzled by 128.
+__device__ inline u64 tile_at(u32 address, u32 leading, u32 stride) {
+    return (u64)((address & 0x3FFFF) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 | 1ull << 62;
+}
+
+__device__ inline void mma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> __device__ inline void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+
+#define F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define F16(d, i) F4(d, i), F4(d, i + 4), F4(d, i + 8), F4(d, i + 12)
+#define F64(d, i) F16(d, i), F16(d, i + 16), F16(d, i + 32), F16(d, i + 48)
+#define P0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+#define P1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+#define P2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+#define P3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define P4 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+#define P5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define P6 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+#define P7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// d = a b, plus d where `adds`; FLIPPED: b lies by rows of the depth.
+template <int FLIPPED> __device__ inline void mma(float (&d)[COLS / 2], u64 a, u64 b, u32 adds) {
+#if COLS == 128
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" P0 P1 P2 P3
+                 "}, %64, %65, p, 1, 1, 0, %67; }"
+                 : F64(d, 0)
+                 : "l"(a), "l"(b), "r"(adds), "n"(FLIPPED));
+#elif COLS == 192
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %98, 0; wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" P0 P1 P2 P3
+                 P4 P5 "}, %96, %97, p, 1, 1, 0, %99; }"
+                 : F64(d, 0), F16(d, 64), F16(d, 80)
+                 : "l"(a), "l"(b), "r"(adds), "n"(FLIPPED));
+#else
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" P0 P1 P2 P3
+                 P4 P5 P6 P7 "}, %128, %129, p, 1, 1, 0, %131; }"
+                 : F64(d, 0), F64(d, 64)
+                 : "l"(a), "l"(b), "r"(adds), "n"(FLIPPED));
+#endif
+}
+
+// Four blocks of 8 rows and columns, whose rows lie where lanes 0-7, 8-15, 16-23 and 24-31 say.
+__device__ inline void blocks_get(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+__device__ inline void blocks_put(u32 at, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+                 "r"(r[3])
+                 : "memory");
+}
+
+__device__ inline u32 pair(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+__device__ inline float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline float inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// Within bounds; NaN stays.
+__device__ inline float at_least(float x, float bound) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(bound));
+    return x;
+}
+__device__ inline float at_most(float x, float bound) {
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(bound));
+    return x;
+}
+
+// The functions of elementwise.cu, of powers of two in place of e.
+#define GELU_A 1.5957691216057308f
+#define GELU_B 0.07135481282780998f
+#define LOG2_E 1.4426950408889634f
+__device__ inline float gelu_of(float v) {
+    v = at_least(v, -20.0f);
+    return v * inverse(1.0f + exp2_of(v * fmaf(v * v, -GELU_B * LOG2_E, -GELU_A * LOG2_E)));
+}
+__device__ inline float slope_of(float v) {
+    // Beyond 10 the slope is 0 or 1 to f32, and the exponential is still finite.
+    v = at_most(at_least(v, -10.0f), 10.0f);
+    float vv = v * v, e = exp2_of(v * fmaf(vv, -GELU_B * LOG2_E, -GELU_A * LOG2_E)), s = inverse(1.0f + e);
+    return fmaf(v * (e * s), fmaf(vv, 3.0f * GELU_B, GELU_A), 1.0f) * s;
+}
+
+// Which tile a cluster has next: `GROUP` rows of clusters are gone through column by column, so that what blocks read at
+// the same time is little.
+struct Walk {
+    u32 down, across, group, count;
+    __device__ Walk(const Sizes& s) {
+        down = ((u32)s.rows + ROWS * CLUSTER_ROWS - 1) / (ROWS * CLUSTER_ROWS);
+        across = ((u32)s.cols + COLS * CLUSTER_COLS - 1) / (COLS * CLUSTER_COLS);
+        group = (u32)s.group, count = down * across;
+    }
+    // First row and column of this block's tile of number t.
+    __device__ void at(u32 t, u32 block, u32& row, u32& col) const {
+        u32 first = t / (group * across) * group, height = min(group, down - first), rest = t % (group * across);
+        row = ((first + rest % height) * CLUSTER_ROWS + block / CLUSTER_COLS) * ROWS;
+        col = (rest / height * CLUSTER_COLS + block % CLUSTER_COLS) * COLS;
+    }
+};
+
+// One thread: the factors of all tiles, stage by stage.
+template <int FLIPPED>
+__device__ inline void fetch_factors(const Map& a, const Map& b, const Walk& walk, u32 steps, u32 base, u32 block) {
+    constexpr u32 A_SHARE = ROWS / CLUSTER_COLS, B_SHARE = COLS / CLUSTER_ROWS;
+    u32 down = block / CLUSTER_COLS, across = block % CLUSTER_COLS, step = 0;
+    unsigned short beside = ((1 << CLUSTER_COLS) - 1) << (down * CLUSTER_COLS), below = 0;
+    for (u32 i = 0; i < CLUSTER_ROWS; i++) below |= 1 << (across + i * CLUSTER_COLS);
+    for (u32 t = blockIdx.x / CLUSTER; t < walk.count; t += gridDim.x / CLUSTER) {
+        u32 row, col;
+        walk.at(t, block, row, col);
+        for (u32 k = 0; k < steps; k++, step++) {
+            u32 s = step % STAGES, full = base + AT_FULL + s * 8, to = base + s * STAGE;
+            bar_wait(base + AT_EMPTY + s * 8, (step / STAGES & 1) ^ 1, 1, step);
+            bar_expect(full, STAGE);
+            fetch<CLUSTER_COLS>(to + across * A_SHARE * LINE, a, k * DEPTH, row + across * A_SHARE, full, beside);
+            to += STAGE_A;
+            if constexpr (!FLIPPED) {
+                fetch<CLUSTER_ROWS>(to + down * B_SHARE * LINE, b, k * DEPTH, col + down * B_SHARE, full, below);
+            } else {
+                // Boxes of 64 columns, of a part of the depth each: all blocks fetch as many.
+                constexpr u32 PART = DEPTH / CLUSTER_ROWS;
+                for (u32 j = 0; j < COLS / 64; j++) {
+                    u32 there = to + j * DEPTH * LINE + down * PART * LINE;
+                    fetch<CLUSTER_ROWS>(there, b, col + j * 64, k * DEPTH + down * PART, full, below);
+                }
+            }
+        }
+    }
+}
+
+// One thread for each warp group: the pieces of the other matrix that it needs behind its products.
+__device__ inline void fetch_other(const Map& other, const Walk& walk, u32 base, u32 block, u32 who) {
+    u32 piece = 0, clusters = gridDim.x / CLUSTER;
+    for (u32 t = blockIdx.x / CLUSTER + who * clusters; t < walk.count; t += 2 * clusters) {
+        u32 row, col;
+        walk.at(t, block, row, col);
+        for (u32 c = 0; c < COLS / 64; c++) {
+            for (u32 p = 0; p < PARTS; p++, piece++) {
+                u32 slot = who * PIECES + piece % PIECES, full = base + AT_OTHER_FULL + slot * 8;
+                bar_wait(base + AT_OTHER_EMPTY + slot * 8, (piece / PIECES & 1) ^ 1, 2, piece);
+                bar_expect(full, PIECE);
+                fetch<1>(base + AT_PIECES + slot * PIECE, other, col + c * 64, row + p * 64, full, 0);
+            }
+        }
+    }
+}
+
+// Sums over the lanes that have the same columns: each gives half of its columns away, and again. Of 16 columns of each lane,
+// 64 of the warp, lane l gets the sums of 2 l and 2 l + 1 as its first two.
+template <int HALF> __device__ inline void lanes_sum(float (&v)[16]) {
+    bool upper = threadIdx.x & (2 * HALF);
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        float own = upper ? v[i + HALF] : v[i], other = upper ? v[i] : v[i + HALF];
+        v[i] = own + __shfl_xor_sync(0xFFFFFFFFu, other, 2 * HALF);
+    }
+    if constexpr (HALF > 2) lanes_sum<HALF / 2>(v);
+}
+
+struct Out {
+    const Map& c;
+    const Map& other;
+    u32 base, who, row, col, cols, rows;
+    float* sums;
+};
+
+// What follows the product, for a tile: piece by piece through shared memory. `piece` counts those of the warp group.
+template <int FINISH> __device__ inline void finish(const float (&d)[PARTS][COLS / 2], const Out& out, u32& piece) {
+    constexpr bool HAS_SLOPE = FINISH == SLOPE || FINISH == SLOPE_SUMS;
+    // Slots that a piece needs, and pieces that may be on their way.
+    constexpr u32 SLOTS = FINISH == GELU ? 2 : 1, WAYS = PIECES / SLOTS;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    bool leads = threadIdx.x % 128 == 0;
+    u32 line = (warp * 16 + lane % 16) * LINE, mix = ((lane / 16) ^ (lane & 7)) << 4;
+    u32 pieces = out.base + AT_PIECES + out.who * PIECES * PIECE, bars = out.who * PIECES * 8;
+    const float* notes = nullptr;
+    asm("{ .reg .u64 full; cvt.u64.u32 full, %1; cvta.shared.u64 %0, full; }" : "=l"(notes) : "r"(out.base + AT_NOTES + out.who * NOTES * 4));
+#pragma unroll
+    for (u32 c = 0; c < COLS / 64; c++) {
+        float sums[16] = {};
+#pragma unroll
+        for (u32 p = 0; p < PARTS; p++, piece++) {
+            u32 slot = HAS_SLOPE ? piece % PIECES : piece % WAYS * SLOTS, to = pieces + slot * PIECE, at = to + line;
+            u32 old[4][4];
+            if constexpr (HAS_SLOPE) {
+                bar_wait(out.base + AT_OTHER_FULL + bars + slot * 8, piece / PIECES & 1, 3, piece);
+#pragma unroll
+                for (u32 g = 0; g < 4; g++) blocks_get(old[g], at + (mix ^ (g << 5)));
+            } else {
+                if (leads) were_read<WAYS - 1>();
+                meet(1 + out.who);
+            }
+#pragma unroll
+            for (u32 g = 0; g < 4; g++) {
+                u32 news[4], kept[4];
+#pragma unroll
+                for (u32 h = 0; h < 4; h++) {
+                    // Columns c * 64 + g * 16 + h / 2 * 8 and the lane's two of eight; rows of the upper or lower eight.
+                    u32 i = (c * 8 + g * 2 + h / 2) * 4 + h % 2 * 2, at_col = (g * 2 + h / 2) * 2;
+                    float low = d[p][i], high = d[p][i + 1];
+                    if constexpr (HAS_SLOPE) {
+                        low *= slope_of(__uint_as_float(old[g][h] << 16));
+                        high *= slope_of(__uint_as_float(old[g][h] & 0xFFFF0000u));
+                        if constexpr (FINISH == SLOPE_SUMS) sums[at_col] += low, sums[at_col + 1] += high;
+                    }
+                    if constexpr (FINISH == GELU) {
+                        u32 n = c * 64 + at_col * 4 + lane % 4 * 2;
+                        low += notes[n], high += notes[n + 1];
+                        kept[h] = pair(low, high);
+                        low = gelu_of(low), high = gelu_of(high);
+                    }
+                    news[h] = pair(low, high);
+                }
+                blocks_put(at + (mix ^ (g << 5)), news);
+                if constexpr (FINISH == GELU) blocks_put(at + PIECE + (mix ^ (g << 5)), kept);
+            }
+            show_copies();
+            meet(1 + out.who);
+            if (leads) {
+                send(out.c, out.col + c * 64, out.row + p * 64, to);
+                if constexpr (FINISH == GELU) send(out.other, out.col + c * 64, out.row + p * 64, to + PIECE);
+                sent_together();
+                if constexpr (HAS_SLOPE) {
+                    // The slot before this one has been read by now, or will be soon. The last of a tile is waited for below.
+                    were_read<1>();
+                    if (c + p > 0) bar_arrive(out.base + AT_OTHER_EMPTY + bars + (piece - 1) % PIECES * 8);
+                }
+            }
+        }
+        if constexpr (FINISH == SLOPE_SUMS) {
+            lanes_sum<8>(sums);
+            float* own = (float*)notes;
+            own[warp * 64 + lane * 2] = sums[0];
+            own[warp * 64 + lane * 2 + 1] = sums[1];
+            meet(1 + out.who);
+            u32 t = threadIdx.x % 128, col = out.col + c * 64 + t;
+            if (t < 64 && col < out.cols && out.row < out.rows) {
+                float sum = (own[t] + own[64 + t]) + (own[128 + t] + own[192 + t]);
+                out.sums[(u64)(out.row / ROWS) * out.cols + col] = sum;
+            }
+        }
+    }
+    if constexpr (HAS_SLOPE) {
+        if (leads) {
+            were_read<0>();
+            bar_arrive(out.base + AT_OTHER_EMPTY + bars + (piece - 1) % PIECES * 8);
+        }
+    }
+}
+
+// A warp group that computes every other tile of its block.
+template <int FINISH, int FLIPPED>
+__device__ inline void compute(
+    const Map& c, const Map& other, const Walk& walk, const Mat& bias, float* sums, const Sizes& s, u32 base, u32 block, u32 who
+) {
+    constexpr u32 NEXT_B = FLIPPED ? 16 * LINE / 16 : 2;
+    u32 steps = ((u32)s.depth + DEPTH - 1) / DEPTH, clusters = gridDim.x / CLUSTER, lane = threadIdx.x % 32;
+    u32 down = block / CLUSTER_COLS, across = block % CLUSTER_COLS;
+    // Lane l tells block `sharer` that a stage is free: those of this block's row, then those of its column.
+    u32 above = lane - CLUSTER_COLS;
+    u32 sharer = lane < CLUSTER_COLS ? down * CLUSTER_COLS + lane : (above + (above >= down)) * CLUSTER_COLS + across;
+    u64 a_first = tile_at(base, 16, 8 * LINE), b_first = tile_at(base + STAGE_A, FLIPPED ? DEPTH * LINE : 16, 8 * LINE);
+    u32 piece = 0, turn = 0;
+    float d[PARTS][COLS / 2];
+    for (u32 i = who, t = blockIdx.x / CLUSTER + who * clusters; t < walk.count; i += 2, t += 2 * clusters, turn++) {
+        u32 row, col, step = i * steps;
+        walk.at(t, block, row, col);
+        if constexpr (FINISH == GELU) {
+            // Everybody has read the old ones: the last tile's pieces have been met for since.
+            u32 n = threadIdx.x % 128;
+            float* notes;
+            asm("{ .reg .u64 full; cvt.u64.u32 full, %1; cvta.shared.u64 %0, full; }" : "=l"(notes) : "r"(base + AT_NOTES + who * NOTES * 4));
+            for (; n < COLS; n += 128) notes[n] = col + n < s.cols ? get(bias, col + n) : 0.0f;
+        }
+        bar_wait(base + AT_TURN + who * 8, who ? turn & 1 : (turn & 1) ^ 1, 4, i);
+        for (u32 k = 0; k < steps; k++, step++) {
+            u32 stage = step % STAGES;
+            bar_wait(base + AT_FULL + stage * 8, step / STAGES & 1, 5, step);
+            u64 a = a_first + stage * (STAGE / 16), b = b_first + stage * (STAGE / 16);
+            mma_begin();
+#pragma unroll
+            for (u32 j = 0; j < DEPTH / 16; j++) {
+#pragma unroll
+                for (u32 p = 0; p < PARTS; p++) mma<FLIPPED>(d[p], a + p * (64 * LINE / 16) + j * 2, b + j * NEXT_B, k | j);
+            }
+            mma_commit();
+            // The stage before has been used.
+            mma_wait<1>();
+            if (k > 0 && lane < SHARERS) bar_arrive_at(base + AT_EMPTY + (step - 1) % STAGES * 8, sharer);
+        }
+        if (lane == 0) bar_arrive(base + AT_TURN + (who ^ 1) * 8);
+        mma_wait<0>();
+        if (lane < SHARERS) bar_arrive_at(base + AT_EMPTY + (step - 1) % STAGES * 8, sharer);
+#pragma unroll
+        for (u32 p = 0; p < PARTS; p++) {
+#pragma unroll
+            for (u32 n = 0; n < COLS / 2; n++) asm volatile("" : "+f"(d[p][n])::"memory");
+        }
+        finish<FINISH>(d, Out{c, other, base, who, row, col, (u32)s.cols, (u32)s.rows, sums}, piece);
+    }
+    // Shared memory stays until it has been read.
+    if (threadIdx.x % 128 == 0) were_read<0>();
+}
+
+template <int FINISH, int FLIPPED>
+__device__ inline void product_of(
+    const Map& a, const Map& b, const Map& c, const Map& other, const Mat& bias, const Sizes& s, float* sums
+) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    u32 base = shared_address(memory), block = 0, warp = threadIdx.x / 32;
+    if constexpr (CLUSTER > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
+#ifdef STUCK
+    if (base % 1024 != 0) stuck(9, base);
+#endif
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < STAGES; i++) {
+            bar_init(base + AT_FULL + i * 8, 1);
+            bar_init(base + AT_EMPTY + i * 8, 4 * SHARERS);
+        }
+        for (u32 i = 0; i < 2 * PIECES; i++) {
+            bar_init(base + AT_OTHER_FULL + i * 8, 1);
+            bar_init(base + AT_OTHER_EMPTY + i * 8, 1);
+        }
+        for (u32 i = 0; i < 2; i++) bar_init(base + AT_TURN + i * 8, 4);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        show_copies();
+    }
+    __syncthreads();
+    if constexpr (CLUSTER > 1) {
+        asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    }
+    Walk walk(s);
+    if (warp < 4) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) fetch_factors<FLIPPED>(a, b, walk, ((u32)s.depth + DEPTH - 1) / DEPTH, base, block);
+        if constexpr (FINISH == SLOPE || FINISH == SLOPE_SUMS) {
+            if ((warp == 1 || warp == 2) && threadIdx.x % 32 == 0) fetch_other(other, walk, base, block, warp - 1);
+        }
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        compute<FINISH, FLIPPED>(c, other, walk, bias, sums, s, base, block, warp / 4 - 1);
+        __syncwarp();
+    }
+    // Others may still tell this block that its stages are free.
+    if constexpr (CLUSTER > 1) {
+        asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    }
+}
+
+#define HOPPER extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(CLUSTER, 1, 1)
+#define ARGUMENTS \
+    const __grid_constant__ Map a, const __grid_constant__ Map b, const __grid_constant__ Map c, \
+        const __grid_constant__ Map other, Mat bias, Sizes sizes, u64 sums, Post post
+
+// Of b by rows of c's columns, and by rows of the depth.
+HOPPER plain_nt(ARGUMENTS) { begin(post), product_of<PLAIN, 0>(a, b, c, other, bias, sizes, (float*)sums); }
+HOPPER plain_nn(ARGUMENTS) { begin(post), product_of<PLAIN, 1>(a, b, c, other, bias, sizes, (float*)sums); }
+HOPPER gelu_nt(ARGUMENTS) { begin(post), product_of<GELU, 0>(a, b, c, other, bias, sizes, (float*)sums); }
+HOPPER slope_nn(ARGUMENTS) { begin(post), product_of<SLOPE, 1>(a, b, c, other, bias, sizes, (float*)sums); }
+HOPPER slope_sums_nn(ARGUMENTS) { begin(post), product_of<SLOPE_SUMS, 1>(a, b, c, other, bias, sizes, (float*)sums); }
