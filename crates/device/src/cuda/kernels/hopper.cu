@@ -39,7 +39,7 @@
 #define STAGE_B (COLS * LINE)
 #define STAGE (STAGE_A + STAGE_B)
 #define PIECE (64 * LINE)
-// Floats that a warp group has for sums or biases of columns.
+// Floats that a warp group has for biases of columns.
 #define NOTES 256
 
 // Blocks that read what another one fetches, itself among them.
@@ -59,14 +59,13 @@
 #define PLAIN 0
 #define GELU 1
 #define SLOPE 2
-#define SLOPE_SUMS 3
 
 // A tensor map, as the driver encodes it.
 struct __align__(64) Map {
     u64 words[16];
 };
 
-// Of c, and of the sums; rows of clusters that are gone through together.
+// Of c; rows of clusters that are gone through together.
 struct Sizes {
     u64 rows, cols, depth, group;
 };
@@ -217,37 +216,65 @@ __device__ inline u32 pair(float low, float high) {
 }
 __device__ inline float exp2_of(float x) {
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 __device__ inline float inverse(float x) {
     float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// Within bounds; NaN stays.
+// At least `bound`; NaN stays.
 __device__ inline float at_least(float x, float bound) {
     asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(bound));
     return x;
 }
-__device__ inline float at_most(float x, float bound) {
-    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(bound));
-    return x;
+// Both of a pair from -16 to 16; NaN stays.
+__device__ inline u32 within_16(u32 both) {
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(both) : "r"(0xC180C180u));
+    asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(both) : "r"(0x41804180u));
+    return both;
 }
 
-// The functions of elementwise.cu, of powers of two in place of e.
+// The functions of elementwise.cu, of powers of two in place of e, for eight values in step: one warp of a scheduler is
+// here at a time, and what a value waits for, the others fill.
 #define GELU_A 1.5957691216057308f
 #define GELU_B 0.07135481282780998f
 #define LOG2_E 1.4426950408889634f
-__device__ inline float gelu_of(float v) {
-    v = at_least(v, -20.0f);
-    return v * inverse(1.0f + exp2_of(v * fmaf(v * v, -GELU_B * LOG2_E, -GELU_A * LOG2_E)));
+// v = GELU(v).
+__device__ inline void gelu_of(float (&v)[8]) {
+    float s[8];
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) s[i] = v[i] * fmaf(v[i] * v[i], -GELU_B * LOG2_E, -GELU_A * LOG2_E);
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) s[i] = exp2_of(s[i]);
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) s[i] = inverse(1.0f + s[i]);
+    // Of -infinity -0.
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) v[i] = at_least(v[i], -20.0f) * s[i];
 }
-__device__ inline float slope_of(float v) {
-    // Beyond 10 the slope is 0 or 1 to f32, and the exponential is still finite.
-    v = at_most(at_least(v, -10.0f), 10.0f);
-    float vv = v * v, e = exp2_of(v * fmaf(vv, -GELU_B * LOG2_E, -GELU_A * LOG2_E)), s = inverse(1.0f + e);
-    return fmaf(v * (e * s), fmaf(vv, 3.0f * GELU_B, GELU_A), 1.0f) * s;
+// v = v * slope of GELU at x. Beyond 16 it is 0 or 1 to f32.
+__device__ inline void slope_times(float (&v)[8], const u32 (&x)[4]) {
+    float s[8], q[8];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 both = within_16(x[i]);
+        s[2 * i] = __uint_as_float(both << 16), s[2 * i + 1] = __uint_as_float(both & 0xFFFF0000u);
+    }
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        float one = s[i], two = one * one;
+        s[i] = one * fmaf(two, -GELU_B * LOG2_E, -GELU_A * LOG2_E);
+        q[i] = one * fmaf(two, 3.0f * GELU_B, GELU_A);
+    }
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) s[i] = exp2_of(s[i]);
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) s[i] = inverse(1.0f + s[i]);
+    // s + q s (1 - s)
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) v[i] *= fmaf(q[i], fmaf(-s[i], s[i], s[i]), s[i]);
 }
 
 // Which tile a cluster has next: `GROUP` rows of clusters are gone through column by column, so that what blocks read at
@@ -314,113 +341,92 @@ __device__ inline void fetch_other(const Map& other, const Walk& walk, u32 base,
     }
 }
 
-// Sums over the lanes that have the same columns: each gives half of its columns away, and again. Of 16 columns of each lane,
-// 64 of the warp, lane l gets the sums of 2 l and 2 l + 1 as its first two.
-template <int HALF> __device__ inline void lanes_sum(float (&v)[16]) {
-    bool upper = threadIdx.x & (2 * HALF);
-#pragma unroll
-    for (int i = 0; i < HALF; i++) {
-        float own = upper ? v[i + HALF] : v[i], other = upper ? v[i] : v[i + HALF];
-        v[i] = own + __shfl_xor_sync(0xFFFFFFFFu, other, 2 * HALF);
-    }
-    if constexpr (HALF > 2) lanes_sum<HALF / 2>(v);
-}
-
 struct Out {
     const Map& c;
     const Map& other;
-    u32 base, who, row, col, cols, rows;
-    float* sums;
+    u32 base, who, row, col;
 };
 
-// What follows the product, for a tile: piece by piece through shared memory. `piece` counts those of the warp group.
-template <int FINISH> __device__ inline void finish(const float (&d)[PARTS][COLS / 2], const Out& out, u32& piece) {
-    constexpr bool HAS_SLOPE = FINISH == SLOPE || FINISH == SLOPE_SUMS;
+// What follows the product, for a tile: 64 rows and columns after each other through shared memory, where each warp has 16
+// rows to itself. `turn` counts tiles of the warp group.
+template <int FINISH> __device__ inline void finish(const float (&d)[PARTS][COLS / 2], const Out& out, u32 turn) {
     // Slots that a piece needs, and pieces that may be on their way.
-    constexpr u32 SLOTS = FINISH == GELU ? 2 : 1, WAYS = PIECES / SLOTS;
+    constexpr u32 SLOTS = FINISH == GELU ? 2 : 1, WAYS = PIECES / SLOTS, ALL = PARTS * COLS / 64;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    bool leads = threadIdx.x % 128 == 0;
-    u32 line = (warp * 16 + lane % 16) * LINE, mix = ((lane / 16) ^ (lane & 7)) << 4;
-    u32 pieces = out.base + AT_PIECES + out.who * PIECES * PIECE, bars = out.who * PIECES * 8;
-    const float* notes = nullptr;
-    asm("{ .reg .u64 full; cvt.u64.u32 full, %1; cvta.shared.u64 %0, full; }" : "=l"(notes) : "r"(out.base + AT_NOTES + out.who * NOTES * 4));
+    u32 pieces = out.base + AT_PIECES + out.who * PIECES * PIECE + warp * 16 * LINE, bars = out.base + out.who * PIECES * 8;
+    u32 line = lane % 16 * LINE + (((lane / 16) ^ (lane & 7)) << 4);
+    u32 note = out.base + AT_NOTES + out.who * NOTES * 4 + lane % 4 * 8;
 #pragma unroll
     for (u32 c = 0; c < COLS / 64; c++) {
-        float sums[16] = {};
 #pragma unroll
-        for (u32 p = 0; p < PARTS; p++, piece++) {
-            u32 slot = HAS_SLOPE ? piece % PIECES : piece % WAYS * SLOTS, to = pieces + slot * PIECE, at = to + line;
-            u32 old[4][4];
-            if constexpr (HAS_SLOPE) {
-                bar_wait(out.base + AT_OTHER_FULL + bars + slot * 8, piece / PIECES & 1, 3, piece);
-#pragma unroll
-                for (u32 g = 0; g < 4; g++) blocks_get(old[g], at + (mix ^ (g << 5)));
+        for (u32 p = 0; p < PARTS; p++) {
+            u32 number = c * PARTS + p, piece = turn * ALL + number;
+            // As many slots as pieces: each has its own.
+            u32 way = ALL % WAYS == 0 ? number % WAYS : piece % WAYS, round = ALL == WAYS ? turn : piece / WAYS;
+            u32 to = pieces + way * (SLOTS * PIECE), at = to + line;
+            if constexpr (FINISH == SLOPE) {
+                bar_wait(bars + AT_OTHER_FULL + way * 8, round & 1, 3, piece);
             } else {
-                if (leads) were_read<WAYS - 1>();
-                meet(1 + out.who);
+                if (lane == 0) were_read<WAYS - 1>();
+                __syncwarp();
             }
 #pragma unroll
             for (u32 g = 0; g < 4; g++) {
-                u32 news[4], kept[4];
+                // Columns c * 64 + g * 16 + h / 2 * 8 and the lane's two of eight; rows of the upper or lower eight.
+                u32 news[4], there = at ^ (g << 5);
+                float v[8];
 #pragma unroll
-                for (u32 h = 0; h < 4; h++) {
-                    // Columns c * 64 + g * 16 + h / 2 * 8 and the lane's two of eight; rows of the upper or lower eight.
-                    u32 i = (c * 8 + g * 2 + h / 2) * 4 + h % 2 * 2, at_col = (g * 2 + h / 2) * 2;
-                    float low = d[p][i], high = d[p][i + 1];
-                    if constexpr (HAS_SLOPE) {
-                        low *= slope_of(__uint_as_float(old[g][h] << 16));
-                        high *= slope_of(__uint_as_float(old[g][h] & 0xFFFF0000u));
-                        if constexpr (FINISH == SLOPE_SUMS) sums[at_col] += low, sums[at_col + 1] += high;
-                    }
-                    if constexpr (FINISH == GELU) {
-                        u32 n = c * 64 + at_col * 4 + lane % 4 * 2;
-                        low += notes[n], high += notes[n + 1];
-                        kept[h] = pair(low, high);
-                        low = gelu_of(low), high = gelu_of(high);
-                    }
-                    news[h] = pair(low, high);
+                for (u32 i = 0; i < 8; i++) v[i] = d[p][(c * 8 + g * 2) * 4 + i];
+                if constexpr (FINISH == SLOPE) {
+                    u32 old[4];
+                    blocks_get(old, there);
+                    slope_times(v, old);
                 }
-                blocks_put(at + (mix ^ (g << 5)), news);
-                if constexpr (FINISH == GELU) blocks_put(at + PIECE + (mix ^ (g << 5)), kept);
+                if constexpr (FINISH == GELU) {
+#pragma unroll
+                    for (u32 i = 0; i < 8; i += 4) {
+                        float low, high;
+                        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(low), "=f"(high) : "r"(note + (c * 64 + g * 16 + i * 2) * 4) : "memory");
+                        v[i] += low, v[i + 1] += high, v[i + 2] += low, v[i + 3] += high;
+                    }
+#pragma unroll
+                    for (u32 i = 0; i < 4; i++) news[i] = pair(v[2 * i], v[2 * i + 1]);
+                    blocks_put(there + PIECE, news);
+                    gelu_of(v);
+                }
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) news[i] = pair(v[2 * i], v[2 * i + 1]);
+                blocks_put(there, news);
             }
             show_copies();
-            meet(1 + out.who);
-            if (leads) {
-                send(out.c, out.col + c * 64, out.row + p * 64, to);
-                if constexpr (FINISH == GELU) send(out.other, out.col + c * 64, out.row + p * 64, to + PIECE);
+            __syncwarp();
+            if (lane == 0) {
+                u32 col = out.col + c * 64, row = out.row + p * 64 + warp * 16;
+                send(out.c, col, row, to);
+                if constexpr (FINISH == GELU) send(out.other, col, row, to + PIECE);
                 sent_together();
-                if constexpr (HAS_SLOPE) {
+                if constexpr (FINISH == SLOPE) {
                     // The slot before this one has been read by now, or will be soon. The last of a tile is waited for below.
                     were_read<1>();
-                    if (c + p > 0) bar_arrive(out.base + AT_OTHER_EMPTY + bars + (piece - 1) % PIECES * 8);
+                    if (number > 0) bar_arrive(bars + AT_OTHER_EMPTY + (ALL % WAYS == 0 ? (number - 1) % WAYS : (piece - 1) % WAYS) * 8);
                 }
             }
-        }
-        if constexpr (FINISH == SLOPE_SUMS) {
-            lanes_sum<8>(sums);
-            float* own = (float*)notes;
-            own[warp * 64 + lane * 2] = sums[0];
-            own[warp * 64 + lane * 2 + 1] = sums[1];
-            meet(1 + out.who);
-            u32 t = threadIdx.x % 128, col = out.col + c * 64 + t;
-            if (t < 64 && col < out.cols && out.row < out.rows) {
-                float sum = (own[t] + own[64 + t]) + (own[128 + t] + own[192 + t]);
-                out.sums[(u64)(out.row / ROWS) * out.cols + col] = sum;
-            }
+            __syncwarp();
         }
     }
-    if constexpr (HAS_SLOPE) {
-        if (leads) {
+    if constexpr (FINISH == SLOPE) {
+        if (lane == 0) {
             were_read<0>();
-            bar_arrive(out.base + AT_OTHER_EMPTY + bars + (piece - 1) % PIECES * 8);
+            bar_arrive(bars + AT_OTHER_EMPTY + (ALL % WAYS == 0 ? (ALL - 1) % WAYS : (turn * ALL + ALL - 1) % WAYS) * 8);
         }
+        __syncwarp();
     }
 }
 
 // A warp group that computes every other tile of its block.
 template <int FINISH, int FLIPPED>
 __device__ inline void compute(
-    const Map& c, const Map& other, const Walk& walk, const Mat& bias, float* sums, const Sizes& s, u32 base, u32 block, u32 who
+    const Map& c, const Map& other, const Walk& walk, const Mat& bias, const Sizes& s, u32 base, u32 block, u32 who
 ) {
     constexpr u32 NEXT_B = FLIPPED ? 16 * LINE / 16 : 2;
     u32 steps = ((u32)s.depth + DEPTH - 1) / DEPTH, clusters = gridDim.x / CLUSTER, lane = threadIdx.x % 32;
@@ -429,17 +435,18 @@ __device__ inline void compute(
     u32 above = lane - CLUSTER_COLS;
     u32 sharer = lane < CLUSTER_COLS ? down * CLUSTER_COLS + lane : (above + (above >= down)) * CLUSTER_COLS + across;
     u64 a_first = tile_at(base, 16, 8 * LINE), b_first = tile_at(base + STAGE_A, FLIPPED ? DEPTH * LINE : 16, 8 * LINE);
-    u32 piece = 0, turn = 0;
+    u32 turn = 0;
     float d[PARTS][COLS / 2];
     for (u32 i = who, t = blockIdx.x / CLUSTER + who * clusters; t < walk.count; i += 2, t += 2 * clusters, turn++) {
         u32 row, col, step = i * steps;
         walk.at(t, block, row, col);
         if constexpr (FINISH == GELU) {
-            // Everybody has read the old ones: the last tile's pieces have been met for since.
-            u32 n = threadIdx.x % 128;
+            // When everybody has read the old ones.
+            meet(1 + who);
             float* notes;
             asm("{ .reg .u64 full; cvt.u64.u32 full, %1; cvta.shared.u64 %0, full; }" : "=l"(notes) : "r"(base + AT_NOTES + who * NOTES * 4));
-            for (; n < COLS; n += 128) notes[n] = col + n < s.cols ? get(bias, col + n) : 0.0f;
+            for (u32 n = threadIdx.x % 128; n < COLS; n += 128) notes[n] = col + n < s.cols ? get(bias, col + n) : 0.0f;
+            meet(1 + who);
         }
         bar_wait(base + AT_TURN + who * 8, who ? turn & 1 : (turn & 1) ^ 1, 4, i);
         for (u32 k = 0; k < steps; k++, step++) {
@@ -465,15 +472,15 @@ __device__ inline void compute(
 #pragma unroll
             for (u32 n = 0; n < COLS / 2; n++) asm volatile("" : "+f"(d[p][n])::"memory");
         }
-        finish<FINISH>(d, Out{c, other, base, who, row, col, (u32)s.cols, (u32)s.rows, sums}, piece);
+        finish<FINISH>(d, Out{c, other, base, who, row, col}, turn);
     }
     // Shared memory stays until it has been read.
-    if (threadIdx.x % 128 == 0) were_read<0>();
+    if (lane == 0) were_read<0>();
 }
 
 template <int FINISH, int FLIPPED>
 __device__ inline void product_of(
-    const Map& a, const Map& b, const Map& c, const Map& other, const Mat& bias, const Sizes& s, float* sums
+    const Map& a, const Map& b, const Map& c, const Map& other, const Mat& bias, const Sizes& s
 ) {
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 base = shared_address(memory), block = 0, warp = threadIdx.x / 32;
@@ -488,7 +495,7 @@ __device__ inline void product_of(
         }
         for (u32 i = 0; i < 2 * PIECES; i++) {
             bar_init(base + AT_OTHER_FULL + i * 8, 1);
-            bar_init(base + AT_OTHER_EMPTY + i * 8, 1);
+            bar_init(base + AT_OTHER_EMPTY + i * 8, 4);
         }
         for (u32 i = 0; i < 2; i++) bar_init(base + AT_TURN + i * 8, 4);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -502,13 +509,13 @@ __device__ inline void product_of(
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) fetch_factors<FLIPPED>(a, b, walk, ((u32)s.depth + DEPTH - 1) / DEPTH, base, block);
-        if constexpr (FINISH == SLOPE || FINISH == SLOPE_SUMS) {
+        if constexpr (FINISH == SLOPE) {
             if ((warp == 1 || warp == 2) && threadIdx.x % 32 == 0) fetch_other(other, walk, base, block, warp - 1);
         }
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        compute<FINISH, FLIPPED>(c, other, walk, bias, sums, s, base, block, warp / 4 - 1);
+        compute<FINISH, FLIPPED>(c, other, walk, bias, s, base, block, warp / 4 - 1);
         __syncwarp();
     }
     // Others may still tell this block that its stages are free.
@@ -520,11 +527,10 @@ __device__ inline void product_of(
 #define HOPPER extern "C" __global__ void __launch_bounds__(384, 1) __cluster_dims__(CLUSTER, 1, 1)
 #define ARGUMENTS \
     const __grid_constant__ Map a, const __grid_constant__ Map b, const __grid_constant__ Map c, \
-        const __grid_constant__ Map other, Mat bias, Sizes sizes, u64 sums, Post post
+        const __grid_constant__ Map other, Mat bias, Sizes sizes, Post post
 
 // Of b by rows of c's columns, and by rows of the depth.
-HOPPER plain_nt(ARGUMENTS) { begin(post), product_of<PLAIN, 0>(a, b, c, other, bias, sizes, (float*)sums); }
-HOPPER plain_nn(ARGUMENTS) { begin(post), product_of<PLAIN, 1>(a, b, c, other, bias, sizes, (float*)sums); }
-HOPPER gelu_nt(ARGUMENTS) { begin(post), product_of<GELU, 0>(a, b, c, other, bias, sizes, (float*)sums); }
-HOPPER slope_nn(ARGUMENTS) { begin(post), product_of<SLOPE, 1>(a, b, c, other, bias, sizes, (float*)sums); }
-HOPPER slope_sums_nn(ARGUMENTS) { begin(post), product_of<SLOPE_SUMS, 1>(a, b, c, other, bias, sizes, (float*)sums); }
+HOPPER plain_nt(ARGUMENTS) { begin(post), product_of<PLAIN, 0>(a, b, c, other, bias, sizes); }
+HOPPER plain_nn(ARGUMENTS) { begin(post), product_of<PLAIN, 1>(a, b, c, other, bias, sizes); }
+HOPPER gelu_nt(ARGUMENTS) { begin(post), product_of<GELU, 0>(a, b, c, other, bias, sizes); }
+HOPPER slope_nn(ARGUMENTS) { begin(post), product_of<SLOPE, 1>(a, b, c, other, bias, sizes); }
