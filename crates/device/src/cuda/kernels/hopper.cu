@@ -281,10 +281,10 @@ __device__ inline void slope_times(float (&v)[8], const u32 (&x)[4]) {
 // the same time is little.
 struct Walk {
     u32 down, across, group, count;
-    __device__ Walk(const Sizes& s) {
-        down = ((u32)s.rows + ROWS * CLUSTER_ROWS - 1) / (ROWS * CLUSTER_ROWS);
-        across = ((u32)s.cols + COLS * CLUSTER_COLS - 1) / (COLS * CLUSTER_COLS);
-        group = (u32)s.group, count = down * across;
+    __device__ Walk(const Sizes& s, u32 zero) {
+        down = ((u32)s.rows + zero + ROWS * CLUSTER_ROWS - 1) / (ROWS * CLUSTER_ROWS);
+        across = ((u32)s.cols + zero + COLS * CLUSTER_COLS - 1) / (COLS * CLUSTER_COLS);
+        group = (u32)s.group + zero, count = down * across;
     }
     // First row and column of this block's tile of number t.
     __device__ void at(u32 t, u32 block, u32& row, u32& col) const {
@@ -341,6 +341,17 @@ __device__ inline void fetch_other(const Map& other, const Walk& walk, u32 base,
     }
 }
 
+// The same again, where the compiler would keep it in a register for later.
+__device__ inline u32 again(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+__device__ inline u32 again_thread() {
+    u32 x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
 struct Out {
     const Map& c;
     const Map& other;
@@ -352,7 +363,7 @@ struct Out {
 template <int FINISH> __device__ inline void finish(const float (&d)[PARTS][COLS / 2], const Out& out, u32 turn) {
     // Slots that a piece needs, and pieces that may be on their way.
     constexpr u32 SLOTS = FINISH == GELU ? 2 : 1, WAYS = PIECES / SLOTS, ALL = PARTS * COLS / 64;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    u32 thread = again_thread(), lane = thread % 32, warp = thread / 32 % 4;
     u32 pieces = out.base + AT_PIECES + out.who * PIECES * PIECE + warp * 16 * LINE, bars = out.base + out.who * PIECES * 8;
     u32 line = lane % 16 * LINE + (((lane / 16) ^ (lane & 7)) << 4);
     u32 note = out.base + AT_NOTES + out.who * NOTES * 4 + lane % 4 * 8;
@@ -426,32 +437,34 @@ template <int FINISH> __device__ inline void finish(const float (&d)[PARTS][COLS
 // A warp group that computes every other tile of its block.
 template <int FINISH, int FLIPPED>
 __device__ inline void compute(
-    const Map& c, const Map& other, const Walk& walk, const Mat& bias, const Sizes& s, u32 base, u32 block, u32 who
+    const Map& c, const Map& other, const Mat& bias, const Sizes& s, u32 base, u32 block, u32 who
 ) {
     constexpr u32 NEXT_B = FLIPPED ? 16 * LINE / 16 : 2;
-    u32 steps = ((u32)s.depth + DEPTH - 1) / DEPTH, clusters = gridDim.x / CLUSTER, lane = threadIdx.x % 32;
-    u32 down = block / CLUSTER_COLS, across = block % CLUSTER_COLS;
-    // Lane l tells block `sharer` that a stage is free: those of this block's row, then those of its column.
-    u32 above = lane - CLUSTER_COLS;
-    u32 sharer = lane < CLUSTER_COLS ? down * CLUSTER_COLS + lane : (above + (above >= down)) * CLUSTER_COLS + across;
-    u64 a_first = tile_at(base, 16, 8 * LINE), b_first = tile_at(base + STAGE_A, FLIPPED ? DEPTH * LINE : 16, 8 * LINE);
-    u32 turn = 0;
+    u32 turn = 0, t = blockIdx.x / CLUSTER + who * (gridDim.x / CLUSTER);
     float d[PARTS][COLS / 2];
-    for (u32 i = who, t = blockIdx.x / CLUSTER + who * clusters; t < walk.count; i += 2, t += 2 * clusters, turn++) {
-        u32 row, col, step = i * steps;
+    for (;; turn++, t += 2 * (gridDim.x / CLUSTER)) {
+        // All that can be had again is, for each tile: sums need nearly all registers.
+        u32 here = again(base), lane = again_thread() % 32;
+        Walk walk(s, again(0));
+        if (t >= walk.count) break;
+        u32 row, col, steps = ((u32)s.depth + again(0) + DEPTH - 1) / DEPTH, first = (2 * turn + who) * steps;
+        u32 stage = first % STAGES, phase = first / STAGES & 1;
+        u64 a_first = tile_at(here, 16, 8 * LINE), b_first = tile_at(here + STAGE_A, FLIPPED ? DEPTH * LINE : 16, 8 * LINE);
+        // Lane l tells block `sharer` that a stage is free: those of this block's row, then those of its column.
+        u32 down = block / CLUSTER_COLS, across = block % CLUSTER_COLS, above = lane - CLUSTER_COLS;
+        u32 sharer = lane < CLUSTER_COLS ? down * CLUSTER_COLS + lane : (above + (above >= down)) * CLUSTER_COLS + across;
         walk.at(t, block, row, col);
         if constexpr (FINISH == GELU) {
             // When everybody has read the old ones.
             meet(1 + who);
             float* notes;
             asm("{ .reg .u64 full; cvt.u64.u32 full, %1; cvta.shared.u64 %0, full; }" : "=l"(notes) : "r"(base + AT_NOTES + who * NOTES * 4));
-            for (u32 n = threadIdx.x % 128; n < COLS; n += 128) notes[n] = col + n < s.cols ? get(bias, col + n) : 0.0f;
+            for (u32 n = again_thread() % 128; n < COLS; n += 128) notes[n] = col + n < s.cols ? get(bias, col + n) : 0.0f;
             meet(1 + who);
         }
-        bar_wait(base + AT_TURN + who * 8, who ? turn & 1 : (turn & 1) ^ 1, 4, i);
-        for (u32 k = 0; k < steps; k++, step++) {
-            u32 stage = step % STAGES;
-            bar_wait(base + AT_FULL + stage * 8, step / STAGES & 1, 5, step);
+        bar_wait(here + AT_TURN + who * 8, who ? turn & 1 : (turn & 1) ^ 1, 4, turn);
+        for (u32 k = 0, last = 0; k < steps; k++) {
+            bar_wait(here + AT_FULL + stage * 8, phase, 5, first + k);
             u64 a = a_first + stage * (STAGE / 16), b = b_first + stage * (STAGE / 16);
             mma_begin();
 #pragma unroll
@@ -462,20 +475,22 @@ __device__ inline void compute(
             mma_commit();
             // The stage before has been used.
             mma_wait<1>();
-            if (k > 0 && lane < SHARERS) bar_arrive_at(base + AT_EMPTY + (step - 1) % STAGES * 8, sharer);
+            if (k > 0 && lane < SHARERS) bar_arrive_at(here + AT_EMPTY + last * 8, sharer);
+            last = stage, stage++;
+            if (stage == STAGES) stage = 0, phase ^= 1;
         }
-        if (lane == 0) bar_arrive(base + AT_TURN + (who ^ 1) * 8);
+        if (lane == 0) bar_arrive(here + AT_TURN + (who ^ 1) * 8);
         mma_wait<0>();
-        if (lane < SHARERS) bar_arrive_at(base + AT_EMPTY + (step - 1) % STAGES * 8, sharer);
+        if (lane < SHARERS) bar_arrive_at(here + AT_EMPTY + (stage == 0 ? STAGES - 1 : stage - 1) * 8, sharer);
 #pragma unroll
         for (u32 p = 0; p < PARTS; p++) {
 #pragma unroll
             for (u32 n = 0; n < COLS / 2; n++) asm volatile("" : "+f"(d[p][n])::"memory");
         }
-        finish<FINISH>(d, Out{c, other, base, who, row, col}, turn);
+        finish<FINISH>(d, Out{c, other, again(base), who, row, col}, turn);
     }
     // Shared memory stays until it has been read.
-    if (lane == 0) were_read<0>();
+    if (threadIdx.x % 32 == 0) were_read<0>();
 }
 
 template <int FINISH, int FLIPPED>
@@ -505,17 +520,17 @@ __device__ inline void product_of(
     if constexpr (CLUSTER > 1) {
         asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
     }
-    Walk walk(s);
     if (warp < 4) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        Walk walk(s, 0);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (threadIdx.x == 0) fetch_factors<FLIPPED>(a, b, walk, ((u32)s.depth + DEPTH - 1) / DEPTH, base, block);
         if constexpr (FINISH == SLOPE) {
             if ((warp == 1 || warp == 2) && threadIdx.x % 32 == 0) fetch_other(other, walk, base, block, warp - 1);
         }
         __syncwarp();
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        compute<FINISH, FLIPPED>(c, other, walk, bias, s, base, block, warp / 4 - 1);
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        compute<FINISH, FLIPPED>(c, other, bias, s, base, block, warp / 4 - 1);
         __syncwarp();
     }
     // Others may still tell this block that its stages are free.
