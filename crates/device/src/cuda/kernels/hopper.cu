@@ -236,6 +236,21 @@ __device__ inline u32 within_16(u32 both) {
     return both;
 }
 
+// The same again, where the compiler would keep it in a register for later.
+__device__ inline u32 again(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+__device__ inline u32 again_thread() {
+    u32 x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
+__device__ inline float half_of(const u32 (&pairs)[4], u32 i) {
+    return __uint_as_float(i % 2 ? pairs[i / 2] & 0xFFFF0000u : pairs[i / 2] << 16);
+}
+
 // The functions of elementwise.cu, of powers of two in place of e, for eight values in step: one warp of a scheduler is
 // here at a time, and what a value waits for, the others fill.
 #define GELU_A 1.5957691216057308f
@@ -254,29 +269,6 @@ __device__ inline void gelu_of(float (&v)[8]) {
 #pragma unroll
     for (u32 i = 0; i < 8; i++) v[i] = at_least(v[i], -20.0f) * s[i];
 }
-// v = v * slope of GELU at x. Beyond 16 it is 0 or 1 to f32.
-__device__ inline void slope_times(float (&v)[8], const u32 (&x)[4]) {
-    float s[8], q[8];
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        u32 both = within_16(x[i]);
-        s[2 * i] = __uint_as_float(both << 16), s[2 * i + 1] = __uint_as_float(both & 0xFFFF0000u);
-    }
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) {
-        float one = s[i], two = one * one;
-        s[i] = one * fmaf(two, -GELU_B * LOG2_E, -GELU_A * LOG2_E);
-        q[i] = one * fmaf(two, 3.0f * GELU_B, GELU_A);
-    }
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) s[i] = exp2_of(s[i]);
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) s[i] = inverse(1.0f + s[i]);
-    // s + q s (1 - s)
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) v[i] *= fmaf(q[i], fmaf(-s[i], s[i], s[i]), s[i]);
-}
-
 // Which tile a cluster has next: `GROUP` rows of clusters are gone through column by column, so that what blocks read at
 // the same time is little.
 struct Walk {
@@ -341,15 +333,29 @@ __device__ inline void fetch_other(const Map& other, const Walk& walk, u32 base,
     }
 }
 
-// The same again, where the compiler would keep it in a register for later.
-__device__ inline u32 again(u32 x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-__device__ inline u32 again_thread() {
-    u32 x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return x;
+// v = v * slope of GELU at what lies there. It is read twice, for it would take the registers that let eight values go in step.
+__device__ inline void slope_times(float (&v)[8], u32 there) {
+    float s[8];
+    u32 x[4];
+    blocks_get(x, there);
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        float one = half_of(x, i);
+        s[i] = one * fmaf(one * one, -GELU_B * LOG2_E, -GELU_A * LOG2_E);
+    }
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) s[i] = exp2_of(s[i]);
+    blocks_get(x, there);
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) s[i] = inverse(1.0f + s[i]);
+    // s + q s (1 - s); beyond 16 it is 0 or 1 to f32.
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) x[i] = within_16(x[i]);
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        float one = half_of(x, i), q = one * fmaf(one * one, 3.0f * GELU_B, GELU_A);
+        v[i] *= fmaf(q, fmaf(-s[i], s[i], s[i]), s[i]);
+    }
 }
 
 struct Out {
@@ -389,9 +395,7 @@ template <int FINISH> __device__ inline void finish(const float (&d)[PARTS][COLS
 #pragma unroll
                 for (u32 i = 0; i < 8; i++) v[i] = d[p][(c * 8 + g * 2) * 4 + i];
                 if constexpr (FINISH == SLOPE) {
-                    u32 old[4];
-                    blocks_get(old, there);
-                    slope_times(v, old);
+                    slope_times(v, there);
                 }
                 if constexpr (FINISH == GELU) {
 #pragma unroll
