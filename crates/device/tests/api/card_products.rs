@@ -12,7 +12,7 @@ use device::{
 use super::{
     capture_graphs::{executable, order},
     card_bench::{Bench, LIES, Lie, Side, Tensor, Want, close_by, close_on, values},
-    card_kernels::{gelu, gelu_slope},
+    card_kernels::{far_slopes, gelu, gelu_slope},
     drivers::{card_turn, cuda},
 };
 
@@ -178,6 +178,21 @@ fn products_of_bf16_by_our_kernel_are_those_of_f32_rounded() {
 fn weight_gradients_from_bf16_are_f32() {
     all_are_close(Products::CuBlasLt, [DType::Bf16, DType::F32]);
     all_are_close(Products::Own, [DType::Bf16, DType::F32]);
+}
+
+#[test]
+fn the_slope_of_gelu_far_from_zero_follows_products_by_our_kernel_as_0_or_1() {
+    let (x, slopes) = far_slopes();
+    let n = x.len();
+    let w = values(DType::F32, 1, n);
+    let dx = slopes.iter().zip(&w).map(|(slope, w)| slope * f64::from(*w)).collect();
+    close_by(Products::Own, &[Want::new("dx".to_owned(), dx)], |b| {
+        let make = |shape: &[usize], values: &[f32]| b.holding(shape, DType::F32, Lie::Whole, values);
+        let (one, w, pre, dx) = (make(&[1, 1], &[1.0]), make(&[1, n], &w), make(&[1, n], &x), make(&[1, n], &x));
+        let finish = Finish::GeluBackward { pre: &pre.view };
+        b.run(Gemm { a: &one.view, b: &w.view, c: &dx.view, trans: Trans::Nn, finish }.op("test"));
+        vec![dx]
+    });
 }
 
 /// Branches of a graph that work in memory of the library's, and products one behind the other in the same.
