@@ -24,9 +24,11 @@ pub(super) struct Call {
     pub(super) shared: u32,
     /// What the function needs to work in.
     pub(super) scratch: Option<Scratch>,
+    /// Matrices for the card's copy engine: the first arguments.
+    pub(super) maps: Vec<sys::CUtensorMap>,
     /// An argument of more words than a [`Value`] has.
     pub(super) table: Option<Table>,
-    /// As the function declares them, without the [`Post`] at the end.
+    /// As the function declares them behind the maps, without the [`Post`] at the end.
     pub(super) values: Vec<Value>,
 }
 
@@ -64,7 +66,8 @@ impl Call {
     /// For a kernel with a block for each of `blocks` rows or pieces, or a loop over them.
     pub(super) fn blocks(function: &'static str, blocks: usize, values: Vec<Value>) -> Call {
         let blocks = blocks.clamp(1, MOST_BLOCKS) as u32;
-        Call { function, blocks, threads: THREADS, shared: 0, scratch: None, table: None, values }
+        let (maps, scratch, table) = (Vec::new(), None, None);
+        Call { function, blocks, threads: THREADS, shared: 0, scratch, maps, table, values }
     }
 }
 
@@ -99,9 +102,11 @@ pub(super) fn address(view: &View) -> u64 {
 
 /// Pointers to arguments, as the driver wants them; it copies what they point to, and writes nothing there.
 fn pointers(call: &Call, values: &[Value]) -> Vec<*mut c_void> {
-    let mut pointers: Vec<*mut c_void> = values.iter().map(|value| value.0.as_ptr().cast_mut().cast()).collect();
+    let maps = call.maps.iter().map(|map| ptr::from_ref(map).cast_mut().cast());
+    let mut pointers: Vec<*mut c_void> =
+        maps.chain(values.iter().map(|value| value.0.as_ptr().cast_mut().cast())).collect();
     if let Some(Table { at, words }) = &call.table {
-        pointers[*at] = words.as_ptr().cast_mut().cast();
+        pointers[call.maps.len() + at] = words.as_ptr().cast_mut().cast();
     }
     pointers
 }

@@ -6,14 +6,15 @@ use cudarc::driver::sys;
 
 use super::{
     CudaError,
-    blaslt::Plan,
+    blaslt::{Plan, Planned},
     captured::Captured,
-    card::{Card, Priority, RawStream},
+    card::{Card, Priority, Products, RawStream},
     cudnn::FusedPlan,
     fault::Post,
     fused::Fused,
+    hopper,
     launch::{self, Call},
-    product::{Adds, Product},
+    product::{Adds, Product, ProductShape},
     requests,
     workspace::Workspace,
 };
@@ -22,7 +23,8 @@ use crate::{Access, Kernel};
 /// What a request becomes before it is known what the libraries can do.
 pub(super) enum Step {
     Call(Call),
-    /// A product by the library with what follows it, and what is done where the library has no algorithm.
+    /// A product by the library, or by our kernel for compute capability 9.0, with what follows it; and what is done
+    /// where neither is to compute it.
     Product {
         product: Box<Product>,
         then: Option<Call>,
@@ -54,14 +56,12 @@ fn settle_one(card: &Card, step: Step, settled: &mut Vec<Launchable>) -> Result<
     match step {
         Step::Call(call) => settled.push(Launchable::Call(call)),
         Step::Product { product, then, otherwise } => {
-            let blas = card.products()?.filter(|_| product.shape.is_allowed());
-            match blas.map(|blas| blas.plan(&product.shape)).transpose()?.flatten() {
-                Some(plan) => {
-                    settled.push(Launchable::Product(product, plan));
-                    settled.extend(then.map(Launchable::Call));
-                }
-                None => settle_one(card, *otherwise, settled)?,
-            }
+            settled.push(match planned(card, &product.shape)? {
+                Planned::Library(plan) => Launchable::Product(product, plan),
+                Planned::Hopper => Launchable::Call(hopper::call(card, &product)?),
+                Planned::Otherwise => return settle_one(card, *otherwise, settled),
+            });
+            settled.extend(then.map(Launchable::Call));
         }
         Step::Fused { fused, otherwise } => {
             match card.cudnn().map(|cudnn| cudnn.plan(&fused.shape)).transpose()?.flatten() {
@@ -71,6 +71,16 @@ fn settle_one(card: &Card, step: Step, settled: &mut Vec<Launchable>) -> Result<
         }
     }
     Ok(())
+}
+
+fn planned(card: &Card, shape: &ProductShape) -> Result<Planned, CudaError> {
+    if card.products == Products::Hopper && card.multiplies(shape) {
+        return Ok(Planned::Hopper);
+    }
+    match card.products()?.filter(|_| shape.is_allowed()) {
+        Some(blas) => blas.plan(shape),
+        None => Ok(Planned::Otherwise),
+    }
 }
 
 impl Launchable {

@@ -1,7 +1,10 @@
 //! Products on a card against their twins on the host and sums in f64: by the library, and by the kernel that stands in
 //! where the library has no algorithm.
 
-use std::fs;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use device::{
     cuda::{CudaOptions, Products},
@@ -18,7 +21,7 @@ use super::{
 
 /// What follows a product, with what it starts from.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum After {
+pub(super) enum After {
     Overwrite,
     Add,
     /// A factor on the device; 0 over what was never written.
@@ -43,13 +46,13 @@ const AFTER: [After; 9] = [
 ];
 
 #[derive(Clone, Copy, Debug)]
-struct Case {
-    sizes: [usize; 3],
-    trans: Trans,
-    after: After,
-    lie: Lie,
+pub(super) struct Case {
+    pub(super) sizes: [usize; 3],
+    pub(super) trans: Trans,
+    pub(super) after: After,
+    pub(super) lie: Lie,
     /// Of the factors and all else, and of the result.
-    types: [DType; 2],
+    pub(super) types: [DType; 2],
 }
 
 /// Odd ones, some with a single row or column, and some that kernels like.
@@ -87,7 +90,7 @@ impl Case {
         values(dtype, 4, self.sizes[0] * self.sizes[1])
     }
 
-    fn want(&self) -> Vec<Want> {
+    pub(super) fn want(&self) -> Vec<Want> {
         let [m, n, k] = self.sizes;
         let [[_, wide_a], [_, wide_b]] = self.stored();
         let ([a, b], bias, [other, old]) = (self.factors(), self.bias(), self.types.map(|dtype| self.other(dtype)));
@@ -118,7 +121,7 @@ impl Case {
         want
     }
 
-    fn run(&self, b: &Bench) -> Vec<Tensor> {
+    pub(super) fn run(&self, b: &Bench) -> Vec<Tensor> {
         let [m, n, _] = self.sizes;
         let [dtype, result] = self.types;
         let make = |shape: &[usize], values: &[f32]| b.input(shape, dtype, self.lie, values);
@@ -281,20 +284,16 @@ fn measured_cases() -> Vec<Case> {
 }
 
 /// The shapes of `cases`, as a program that is run dry has them.
-fn shapes(cases: &[Case]) -> Vec<GemmShape> {
+pub(super) fn shapes(cases: &[Case]) -> Vec<GemmShape> {
     let dry = Machine::dry();
     let bench = Bench { side: Side::Card, ..Bench::new(&dry) };
     cases.iter().for_each(|case| drop(case.run(&bench)));
     dry.products()
 }
 
-/// The fastest algorithms are as exact as the first ones. They are chosen once: afterwards, and on other machines that
-/// keep what they measure in the same folder, products have the same bits.
-#[test]
-fn measured_algorithms_are_exact_and_the_same_ones_again() {
-    let _turn = card_turn();
-    let folder = std::env::temp_dir().join(format!("warpweft-measured-{}", std::process::id()));
-    // Of its own for what is measured; kernels need not be compiled again.
+/// A folder of its own for what a test measures, where kernels need not be compiled again. The test has the card.
+pub(super) fn measuring_folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("warpweft-{name}-{}", std::process::id()));
     drop(cuda().machine());
     fs::create_dir_all(&folder).unwrap();
     for file in fs::read_dir(std::env::temp_dir().join("warpweft-test-kernels")).unwrap().map(Result::unwrap) {
@@ -302,11 +301,29 @@ fn measured_algorithms_are_exact_and_the_same_ones_again() {
             fs::copy(file.path(), folder.join(file.file_name())).unwrap();
         }
     }
-    let open = || {
-        let options = Options { fresh: Fresh::Poisoned, ..Options::default() };
-        Machine::cuda_with(CudaOptions { kernel_cache: Some(folder.clone()), ..CudaOptions::default() }, options)
-            .unwrap()
-    };
+    folder
+}
+
+/// A poisoned machine that keeps what it measures in `folder`.
+pub(super) fn open_in(folder: &Path, products: Products) -> Result<Machine, Error> {
+    let options = Options { fresh: Fresh::Poisoned, ..Options::default() };
+    let kernel_cache = Some(folder.to_owned());
+    Machine::cuda_with(CudaOptions { kernel_cache, products, ..CudaOptions::default() }, options)
+}
+
+/// The file of choices in `folder`.
+pub(super) fn choices_in(folder: &Path) -> PathBuf {
+    let mut kept = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    kept.find(|path| path.extension().is_some_and(|kind| kind == "choices")).unwrap()
+}
+
+/// The fastest algorithms are as exact as the first ones. They are chosen once: afterwards, and on other machines that
+/// keep what they measure in the same folder, products have the same bits.
+#[test]
+fn measured_algorithms_are_exact_and_the_same_ones_again() {
+    let _turn = card_turn();
+    let folder = measuring_folder("measured");
+    let open = || open_in(&folder, Products::CuBlasLt).unwrap();
     let cases = measured_cases();
     let products = shapes(&cases);
     assert_eq!(products.len(), cases.len() - 1, "two values of a factor are one shape");
@@ -337,8 +354,7 @@ fn measured_algorithms_are_exact_and_the_same_ones_again() {
     drop(machine);
 
     // A file that is cut off is measured anew.
-    let mut kept = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
-    let kept = kept.find(|path| path.extension().is_some_and(|kind| kind == "choices")).unwrap();
+    let kept = choices_in(&folder);
     let text = fs::read_to_string(&kept).unwrap();
     fs::write(&kept, &text[..text.len() / 2]).unwrap();
     let anew = open().measure_products(&products).unwrap().unwrap();
