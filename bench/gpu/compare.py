@@ -10,13 +10,12 @@ timed PyTorch's steps are compiled, all columns at once. `--out NAME` writes NAM
 
 import argparse
 import concurrent.futures
-import json
 import pathlib
 import sys
 import tempfile
 import time
 
-from runs import HERE, Failed, find_trainer, last_object, pairs, run, step_seconds, table, train_for
+from runs import HERE, Failed, find_trainer, last_object, pairs, report, run, step_seconds, table, train_for
 
 # Layers, width, heads, batch, tokens a sequence; tokens a second of llm.c on 2026-12-01 and its GiB; the ratio aimed at.
 COLUMNS = {
@@ -128,12 +127,11 @@ def main():
             rows.append(cells)
             all_met = all_met and met
             print(f"{time.monotonic() - begin:.0f} s: {', '.join(cells)}", *results[column]["failures"], sep="\n", flush=True)
-    text = f"{probe['what']}: {probe['tflops']:.0f} TFLOP/s, {scale:.3f} of {PRODUCT:.0f}\n\n{table(HEAD, rows)}\n"
-    print(f"\n{text}\n{'all aims are met' if all_met else 'aims are missed'}; {time.monotonic() - begin:.0f} s in all")
-    if options.out:
-        options.out.with_suffix(".md").write_text(text)
-        whole = {"date": time.strftime("%Y-%m-%d"), "probe": probe, "columns": results, "seconds": time.monotonic() - begin}
-        options.out.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
+    text = f"{probe['what']}: {probe['tflops']:.0f} TFLOP/s, {scale:.3f} of {PRODUCT:.0f}\n\n{table(HEAD, rows)}"
+    seconds = time.monotonic() - begin
+    report(text, f"{'all aims are met' if all_met else 'aims are missed'}; {seconds:.0f} s in all",
+           options.out and options.out.with_suffix(".md"),
+           {"date": time.strftime("%Y-%m-%d"), "probe": probe, "columns": results, "seconds": seconds})
     if any(result["failures"] for result in results.values()):
         sys.exit(1)
 

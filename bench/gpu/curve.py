@@ -22,7 +22,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from batches import batches
-from runs import HERE, Failed, find_trainer, lines_of, pairs, run, table, trainer_command, words
+from runs import HERE, Failed, find_trainer, lines_of, pairs, report, run, table, trainer_command, words
 from torch_peer import Gpt, Update
 
 # Layers, width, heads, batch, tokens a sequence.
@@ -158,13 +158,11 @@ def main():
     where = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     head = (f"{options.shape}, {options.precision}, {options.steps} steps, seeds {options.seeds}; PyTorch {torch.__version__} "
             f"on {where}; loss {of_seeds[0]['ours'][0]:.4f} -> {of_seeds[0]['ours'][-1]:.4f}")
-    text = f"{head}\n\n{table(['losses of', 'mean |difference|', 'largest'], rows)}\n"
+    text = f"{head}\n\n{table(['losses of', 'mean |difference|', 'largest'], rows)}"
     ratio = ours / theirs if theirs else float("inf") if ours else 0.0
-    print(f"{text}\nours to PyTorch {ours:.3e}, PyTorch to itself {theirs:.3e}: {ratio:.2f} times, at most {options.bound} "
-          f"allowed; {time.monotonic() - begin:.0f} s")
-    if options.out:
-        options.out.with_suffix(".md").write_text(text)
-        options.out.with_suffix(".json").write_text(json.dumps(dict(zip(options.seeds.split(","), of_seeds))) + "\n")
+    report(text, f"ours to PyTorch {ours:.3e}, PyTorch to itself {theirs:.3e}: {ratio:.2f} times, at most {options.bound} "
+           f"allowed; {time.monotonic() - begin:.0f} s", options.out and options.out.with_suffix(".md"),
+           dict(zip(options.seeds.split(","), of_seeds)))
     sys.exit(0 if ratio <= options.bound else 1)
 
 

@@ -15,7 +15,8 @@ import pathlib
 import sys
 from xml.sax.saxutils import escape
 
-from runs import HERE, Failed, exposed, find_trainer, layout_settings, pairs, run, slices_of, table, trainer_command
+from runs import (HERE, Failed, exposed, find_trainer, layout_settings, pairs, report, run, slices_of, table,
+                  trainer_command)
 
 QUICK = {"train.eval_interval": 0, "train.eval_samples": 0, "log.sample_tokens": 0}
 # Configuration and what is put over it.
@@ -94,9 +95,8 @@ def main():
                     print(failures[-1], flush=True)
     head = ["", "step, ms", "slices", "graphs", "communication, ms", "exposed, ms", "of rank"]
     text = table(head, rows)
-    (options.out / "table.md").write_text(text + "\n")
-    print(f"\n{text}")
-    sys.exit("\n".join(failures) if failures else 0)
+    report(text, "\n".join(failures), options.out / "table.md")
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

@@ -205,3 +205,12 @@ def table(head, rows):
                                         for at, (cell, w) in enumerate(zip(row, widths))) + " |"
     rule = "|" + "|".join("-" * (w + 2) if at == 0 else "-" * (w + 1) + ":" for at, w in enumerate(widths)) + "|"
     return "\n".join([put(head), rule, *map(put, rows)])
+
+
+def report(text, told, path, numbers=None):
+    """Prints what was found and what follows from it. `path`, unless None, keeps the former, and numbers as JSON beside it."""
+    print(f"\n{text}\n\n{told}" if told else f"\n{text}")
+    if path:
+        path.write_text(text + "\n")
+        if numbers is not None:
+            path.with_suffix(".json").write_text(json.dumps(numbers) + "\n")

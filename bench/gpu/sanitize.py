@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from runs import table
+from runs import report, table
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 MODULES = r"^api::card_(kernels|layers|bf16|memory|attention|products)::"
@@ -125,10 +125,10 @@ def main():
     cell = lambda found, seconds: f"{found}, {seconds:.0f} s"
     rows = [[test.removeprefix("api::"), *(cell(*results[test, tool]) for tool in options.tools)] for test in tests]
     text = table(["", *options.tools], rows)
-    (options.out / "table.md").write_text(text + "\n")
     clean = sum(found == CLEAN for found, _ in results.values())
     late = sum(found == LATE for found, _ in results.values())
-    print(f"{text}\n\n{clean} of {len(results)} clean, {late} not ended; {time.monotonic() - begin:.0f} s")
+    report(text, f"{clean} of {len(results)} clean, {late} not ended; {time.monotonic() - begin:.0f} s",
+           options.out / "table.md")
     sys.exit(0 if clean == len(results) else 3 if clean + late == len(results) else 1)
 
 

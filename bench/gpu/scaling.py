@@ -22,8 +22,8 @@ import re
 import sys
 import time
 
-from runs import (HERE, Failed, count_cards, exposed, find_trainer, last_object, layout_settings, pairs, run, slices_of,
-                  step_seconds, table, train_for)
+from runs import (HERE, Failed, count_cards, exposed, find_trainer, last_object, layout_settings, pairs, report, run,
+                  slices_of, step_seconds, table, train_for)
 
 # Configuration, layers, width, heads, sequences of a card, tokens of each, rows of the embedding.
 SIZES = {
@@ -231,11 +231,11 @@ def main():
             print(failures[-1], flush=True)
     done = [one for one in results if one in runs] + [one for one in results if one not in runs]
     text = "\n\n".join(filter(None, [table(HEAD, [row(one, results) for one in done]), "\n".join(aims(results) if have else [])]))
-    (options.out / "table.md").write_text(text + "\n")
-    print(f"\n{text}\n{time.monotonic() - begin:.0f} s in all")
+    told = [f"{time.monotonic() - begin:.0f} s in all", *failures]
     if late:
-        print(f"left out, there are {options.within:.0f} s:", *late, sep="\n  ")
-    sys.exit("\n".join(failures) if failures else 3 if late else 0)
+        told += [f"left out, there are {options.within:.0f} s:", *(f"  {one}" for one in late)]
+    report(text, "\n".join(told), options.out / "table.md")
+    sys.exit(1 if failures else 3 if late else 0)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 //! The one test binary of this package: whatever crosses crates, and the rules of the house.
 
+#[path = "../cards.rs"]
+mod cards; // the first card, if there is one
+
 mod captured; // captured training with a real backend
 mod layouts; // layouts of whole training runs under the verifier
 mod proved; // what the verifier says of whole training runs

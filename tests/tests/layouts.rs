@@ -3,9 +3,11 @@
 
 use std::path::Path;
 
-use device::{Machine, TraceEvent};
+use device::{Machine, Options, TraceEvent, cuda::CudaOptions};
 use graphcap::verify::{VerifyOptions, verify};
 use trainer::{Config, plan_run, trace_steps};
+
+use crate::cards::cards;
 
 /// Two blocks of 32, T 16; an evaluation behind the second of three steps, two microbatches in each.
 const CONFIG: &str = "[model]\nlayers = 2\ndim = 32\nheads = 8\nseq_len = 16\n\
@@ -97,6 +99,23 @@ const ORDINARY: usize = 27;
 fn steps_of_layouts_are_free_of_races() {
     let checked = assert_layouts_clean(&layouts(), &GRAPHS, |at| at % ORDINARY == 0);
     assert!(checked > 20, "{checked}");
+}
+
+/// Traces of cards are taken from the same submissions as those of hosts; what they were of ran there.
+#[test]
+fn steps_of_eight_ranks_are_free_of_races_at_every_scope_in_both_modes_and_on_a_card() {
+    let machines: Vec<_> =
+        [Machine::dry()].into_iter().chain(cards(CudaOptions::default(), Options::default())).collect();
+    for (at, graphs) in GRAPHS.into_iter().enumerate() {
+        // All of them on one layout, and each on one of the others.
+        let others = [[1, 4, 2], [4, 1, 1], [1, 1, 8], [2, 1, 4]];
+        for (sizes, machine) in [[2, 2, 2], others[at % 4]].iter().flat_map(|s| machines.iter().map(move |m| (*s, m))) {
+            let arch = archs(sizes)[at % 2].clone();
+            let graphs = graphs.iter().map(|set| (*set).to_owned());
+            let overrides: Vec<String> = on(sizes, at % 3 != 0).into_iter().chain(arch).chain(graphs).collect();
+            assert_clean(machine, &overrides);
+        }
+    }
 }
 
 #[cfg(feature = "full")]

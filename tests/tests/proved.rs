@@ -2,9 +2,11 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use device::{Label, Machine, Trace, TraceEvent, TraceGraph, TraceNode, TraceNodeKind};
+use device::{Label, Machine, Options, Trace, TraceEvent, TraceGraph, TraceNode, TraceNodeKind, cuda::CudaOptions};
 use graphcap::verify::{Finding, Noticed, VerifyOptions, mutate, verify};
 use trainer::{Config, TrainError, trace_steps};
+
+use crate::cards::cards;
 
 const CONFIG: &str = r#"
 [model]
@@ -30,6 +32,11 @@ fn config(overrides: &[&str]) -> Config {
     Config::parse(CONFIG, Path::new("proved"), Path::new(env!("CARGO_MANIFEST_DIR")), overrides).unwrap()
 }
 
+fn machines() -> Vec<Machine> {
+    let hosts = [Machine::dry(), Machine::sim(3), Machine::cpu(2).unwrap()];
+    hosts.into_iter().chain(cards(CudaOptions::default(), Options::default())).collect()
+}
+
 fn traced(machine: &Machine, overrides: &[&str]) -> Result<Trace, TrainError> {
     trace_steps(&config(overrides), machine, 3)
 }
@@ -37,7 +44,7 @@ fn traced(machine: &Machine, overrides: &[&str]) -> Result<Trace, TrainError> {
 #[test]
 fn three_steps_of_training_are_free_of_races_on_every_driver() {
     for overrides in [&[][..], &SHARDED] {
-        for machine in [Machine::dry(), Machine::sim(3), Machine::cpu(2).unwrap()] {
+        for machine in machines() {
             let report = verify(&traced(&machine, overrides).unwrap(), &VerifyOptions::default());
             assert!(report.is_clean(), "{overrides:?} on {}: {report}", machine.driver());
             assert!(report.operations() > 500, "{report}");
@@ -57,11 +64,12 @@ const SCOPES: [&[&str]; 7] = [
 
 #[test]
 fn steps_from_graphs_of_every_scope_are_free_of_races_on_every_driver() {
-    let dispatches = ["ddp.dispatch=chain", "ddp.dispatch=aligned", "ddp.dispatch=with-optimizer"];
+    let (machines, dispatches) =
+        (machines(), ["ddp.dispatch=chain", "ddp.dispatch=aligned", "ddp.dispatch=with-optimizer"]);
     for (graphs, dispatch) in SCOPES.into_iter().flat_map(|graphs| dispatches.map(|dispatch| (graphs, dispatch))) {
         let overrides = [graphs, &SHARDED, &[dispatch]].concat();
-        for machine in [Machine::dry(), Machine::sim(3), Machine::cpu(2).unwrap()] {
-            let trace = traced(&machine, &overrides).unwrap();
+        for machine in &machines {
+            let trace = traced(machine, &overrides).unwrap();
             let launches = trace.events.iter().filter(|event| matches!(event, TraceEvent::Launch { .. })).count();
             assert!(launches >= 4, "{overrides:?}: two steps on two ranks are launched, not submitted");
             let report = verify(&trace, &VerifyOptions::default());

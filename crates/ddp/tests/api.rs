@@ -4,6 +4,8 @@
 mod accumulation;
 #[path = "api/adam.rs"]
 mod adam;
+#[path = "../../../tests/cards.rs"]
+mod cards;
 #[path = "api/completion.rs"]
 mod completion;
 #[path = "api/decision.rs"]

@@ -6,8 +6,9 @@
 //! gates and joint operations need. No edge is made that the streams did not imply, so what is a race before is one
 //! afterwards.
 
-use std::collections::HashMap;
+mod needs; // whoever touched the same bytes
 
+use self::needs::{Needs, Touch, needs};
 use crate::{
     Access, Launch,
     capture::{Draft, DraftNode},
@@ -51,20 +52,24 @@ const LEEWAY: u32 = 4;
 /// Gives `nodes` the order of their accesses in place of that of submission.
 pub(crate) fn loosen(nodes: &mut [DraftNode]) {
     let submitted = Submitted::new(nodes);
-    let needs = needs(nodes, &submitted);
+    let touches: Vec<Vec<Touch>> =
+        nodes.iter().map(|node| accesses(&node.what).iter().map(Touch::from).collect()).collect();
+    let needs = needs(&touches, |first, second| submitted.is_before(first, second));
     let aside = beside(nodes, &needs);
     let mut lanes = Lanes::new(submitted.lanes * 2, nodes.len());
     for at in 0..nodes.len() as u32 {
         let kind = kind(&nodes[at as usize].what);
         let (own, _) = submitted.place(at);
         let lane = own * 2 + usize::from(aside[at as usize]);
-        let mut needed: Vec<u32> = needs[at as usize].conflicts.clone();
-        for other in 0..lanes.members.len() {
-            let before = |node: &&u32| submitted.is_before(**node, at);
+        let conflicts = &needs[at as usize].conflicts;
+        // A lane is a part of a stream, so whoever of it was in front comes before whoever was not.
+        let walls = (0..lanes.members.len()).filter_map(|other| {
             let all = if kind == Kind::Free { &lanes.walls[other] } else { &lanes.members[other] };
-            needed.extend(all.iter().rev().find(before));
-        }
-        let behind = lanes.add(at, lane, &needed);
+            let before = all.partition_point(|node| submitted.is_before(*node, at));
+            before.checked_sub(1).map(|last| all[last])
+        });
+        let needed: Vec<u32> = conflicts.iter().copied().chain(walls).collect();
+        let behind = lanes.add(at, lane, needed);
         if kind == Kind::Wall {
             lanes.walls[lane].push(at);
         }
@@ -145,50 +150,6 @@ fn join(clock: &mut [u32], other: &[u32]) {
     clock.iter_mut().zip(other).for_each(|(own, other)| *own = (*own).max(*other));
 }
 
-/// What a node needs of earlier ones.
-#[derive(Clone, Default)]
-struct Needs {
-    /// Those that touch the same memory, one of the two writing. Who is in front of one of these may be left out.
-    conflicts: Vec<u32>,
-    /// Those of which it reads what they wrote.
-    reads: Vec<u32>,
-}
-
-fn needs(nodes: &[DraftNode], submitted: &Submitted) -> Vec<Needs> {
-    // By allocation: accesses that no later one has covered.
-    let mut open: HashMap<u32, Vec<(u32, &Access)>> = HashMap::new();
-    let mut all = Vec::with_capacity(nodes.len());
-    for (at, node) in (0..).zip(nodes) {
-        let mut own = Needs::default();
-        for access in accesses(&node.what) {
-            let known = open.entry(access.view.allocation_id()).or_default();
-            known.retain(|(before, touched)| {
-                if *before == at || !submitted.is_before(*before, at) || !touched.conflicts(access) {
-                    return true;
-                }
-                own.conflicts.push(*before);
-                if touched.mode.writes() && access.mode != crate::Mode::Write {
-                    own.reads.push(*before);
-                }
-                !(access.mode.writes() && covers(access, touched))
-            });
-            known.push((at, access));
-        }
-        for list in [&mut own.conflicts, &mut own.reads] {
-            list.sort_unstable();
-            list.dedup();
-        }
-        all.push(own);
-    }
-    all
-}
-
-/// Every byte of `inner` is one of `outer`; may be false where it is so.
-fn covers(outer: &Access, inner: &Access) -> bool {
-    let (outer, inner) = (outer.view.region(), inner.view.region());
-    outer == inner || (outer.rows == 1 && outer.start <= inner.start && inner.end() <= outer.end())
-}
-
 /// Which nodes lie beside the main lane: those whose longest way from the first to the last operation, by what is read
 /// of what was written, is shorter than the longest of all by [`LEEWAY`].
 fn beside(nodes: &[DraftNode], needs: &[Needs]) -> Vec<bool> {
@@ -226,10 +187,15 @@ impl Lanes {
     }
 
     /// Adds `node` behind the last one of `lane` and all of `needed`; returns those that no other one is behind.
-    fn add(&mut self, node: u32, lane: usize, needed: &[u32]) -> Vec<u32> {
-        let mut behind: Vec<u32> = needed.iter().chain(self.members[lane].last()).copied().collect();
+    fn add(&mut self, node: u32, lane: usize, needed: Vec<u32>) -> Vec<u32> {
+        // A lane keeps its order, so its last one stands for all of it.
+        let mut last = vec![None; self.members.len()];
+        for before in needed.into_iter().chain(self.members[lane].last().copied()) {
+            let own = &mut last[self.places[before as usize].0];
+            *own = (*own).max(Some(before));
+        }
+        let mut behind: Vec<u32> = last.into_iter().flatten().collect();
         behind.sort_unstable();
-        behind.dedup();
         let covered = |first: u32, second: u32| {
             let (lane, place) = self.places[first as usize];
             first != second && self.clocks[second as usize][lane] >= place

@@ -1,6 +1,10 @@
 //! The driver conformance suite: what every driver promises, as claims that take a driver. A new driver joins in
 //! `api/drivers.rs` and has then to keep all of them.
 
+#[cfg(feature = "gpu-tests")]
+#[path = "../../../tests/cards.rs"]
+mod cards;
+
 mod api {
     #[macro_use]
     mod drivers; // the drivers, and the table that runs each claim on each

@@ -1,5 +1,8 @@
 //! The one test binary of this crate.
 
+#[path = "../../../tests/cards.rs"]
+mod cards;
+
 mod api {
     mod arguments; // what a replay is given
     mod captures; // what a capture takes down

@@ -1,5 +1,8 @@
 //! What the crate promises to its users.
 
+#[path = "../../../tests/cards.rs"]
+mod cards;
+
 mod api {
     mod backend; // publications and reductions of the smallest kind
     mod captured; // graphs of passes and of layers

@@ -4,6 +4,8 @@
 mod adamw;
 #[path = "api/bf16.rs"]
 mod bf16;
+#[path = "../../../tests/cards.rs"]
+mod cards;
 #[path = "api/config.rs"]
 mod config;
 #[path = "api/errors.rs"]
@@ -18,6 +20,8 @@ mod golden_case;
 mod gradients;
 #[path = "api/layouts.rs"]
 mod layouts;
+#[path = "api/machines.rs"]
+mod machines;
 #[path = "api/memory.rs"]
 mod memory;
 #[path = "api/recompute.rs"]

@@ -1,5 +1,8 @@
 //! The crate's public behaviour; test names are the claims.
 
+#[cfg(feature = "gpu-tests")]
+#[path = "../../../tests/cards.rs"]
+mod cards;
 #[path = "api/planning_claims.rs"]
 mod planning_claims;
 #[path = "api/planning_groups.rs"]

@@ -13,6 +13,10 @@ mod report; // what is shown while a run goes on
 mod timeline; // a trace as a picture, for Perfetto
 mod verify; // steps proved free of races
 
+#[cfg(test)]
+#[path = "../../../tests/cards.rs"]
+mod cards; // the first card, for tests
+
 pub use self::{
     cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, InitArgs, PlanArgs, TrainArgs, VerifyArgs, VerifyOn},
     commands::{Outcome, run},

@@ -7,11 +7,12 @@ use super::{support::*, training::*};
 
 #[test]
 fn capture_failed_capture_and_warm_up_leave_every_byte_and_account() {
+    let machines: Vec<_> = [cpu(), sim(1), sim(2)].into_iter().chain(cards()).collect();
     for scope in [Scope::Layer, Scope::Microbatch, Scope::Step] {
         for mode in MODES {
-            for machine in [cpu(), sim(1), sim(2)] {
+            for machine in &machines {
                 let program = Program { warm_ups: 2, failures: 1, ..Program::captured(scope, mode) };
-                local(&machine, 2, |rank| -> Result<(), Caught> {
+                local(machine, 2, |rank| -> Result<(), Caught> {
                     let mut trainer = Trainer::new(&rank, &program, "m")?;
                     // In the middle of training: nothing is zero any more, nothing is published.
                     trainer.step(None, 0)?;

@@ -1,5 +1,6 @@
 //! Replays against eager training: the same bits, the same accounts, in every order.
 
+use device::Machine;
 use graphcap::{GateMode, Scope};
 
 use super::{support::*, training::*};
@@ -8,16 +9,20 @@ const SCOPES: [Scope; 4] = [Scope::Layer, Scope::Chunk, Scope::Microbatch, Scope
 
 #[test]
 fn replays_give_the_bits_of_eager_training_at_every_scope_and_in_both_modes() {
+    let cards = cards();
     for scope in SCOPES {
-        let want = Program::eager(scope).run(&sim(0), &nothing).unwrap();
+        let eager = |machine: &Machine| Program::eager(scope).run(machine, &nothing).unwrap();
+        let want = eager(&sim(0));
         assert!(want[0].iter().all(|bits| f32::from_bits(*bits).is_finite()) && want[0] != want[1]);
         for mode in MODES {
             let program = Program::captured(scope, mode);
             for seed in 0..25 {
                 assert_eq!(program.run(&sim(seed), &nothing).unwrap(), want, "{scope}, {mode}, seed {seed}");
             }
-            for machine in [cpu()].into_iter().chain(cards()) {
-                assert_eq!(program.run(&machine, &nothing).unwrap(), want, "{scope}, {mode} on {}", machine.driver());
+            assert_eq!(program.run(&cpu(), &nothing).unwrap(), want, "{scope}, {mode} on cpu");
+            // A card adds up norms in an order of its own.
+            for card in &cards {
+                assert_eq!(program.run(card, &nothing).unwrap(), eager(card), "{scope}, {mode} on a card");
             }
         }
     }
@@ -25,20 +30,24 @@ fn replays_give_the_bits_of_eager_training_at_every_scope_and_in_both_modes() {
 
 #[test]
 fn warm_up_and_failed_captures_change_no_bit_of_the_training_that_follows() {
+    let cards = cards();
     for mode in MODES {
         let plain = Program::captured(Scope::Microbatch, mode);
+        let program = Program { warm_ups: 3, failures: 2, ..plain.clone() };
         let want = plain.run(&sim(0), &nothing).unwrap();
-        let program = Program { warm_ups: 3, failures: 2, ..plain };
-        for machine in machines() {
+        for machine in [cpu(), sim(1), sim(2), sim(3)] {
             assert_eq!(program.run(&machine, &nothing).unwrap(), want, "{mode} on {}", machine.driver());
+        }
+        for card in &cards {
+            assert_eq!(program.run(card, &nothing).unwrap(), plain.run(card, &nothing).unwrap(), "{mode} on a card");
         }
     }
 }
 
 #[test]
 fn replays_leave_the_accounts_of_eager_steps() {
-    let accounts = |program: &Program| {
-        let said = pgroups::local(&sim(3), 2, |rank| -> Result<_, Caught> {
+    let accounts = |machine: &Machine, program: &Program| {
+        let said = pgroups::local(machine, 2, |rank| -> Result<_, Caught> {
             let mut trainer = Trainer::new(&rank, program, "m")?;
             let graphs = trainer.prepare()?;
             let mut said = Vec::new();
@@ -52,10 +61,11 @@ fn replays_leave_the_accounts_of_eager_steps() {
         });
         said.unwrap().remove(0)
     };
-    let (want, none) = accounts(&Program::eager(Scope::Layer));
+    let (want, none) = accounts(&sim(3), &Program::eager(Scope::Layer));
     assert!(none.is_none());
-    for mode in MODES {
-        let (said, replayed) = accounts(&Program::captured(Scope::Layer, mode));
+    let machines: Vec<_> = [sim(3)].into_iter().chain(cards()).collect();
+    for (machine, mode) in machines.iter().flat_map(|machine| MODES.map(|mode| (machine, mode))) {
+        let (said, replayed) = accounts(machine, &Program::captured(Scope::Layer, mode));
         // Whoever replays looks at a published bucket without asking: lookups are fewer.
         let told = |steps: &[Vec<String>]| -> Vec<String> {
             steps.iter().flatten().map(|line| line.split(", lookups").next().unwrap().to_owned()).collect()

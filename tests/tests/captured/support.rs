@@ -22,24 +22,9 @@ pub(crate) fn sim(seed: u64) -> Machine {
     Machine::sim_with(seed, options())
 }
 
-/// The first card, if the tests were built for one; they then run one after the other (`--test-threads=1`).
-#[cfg(feature = "gpu-tests")]
+/// The first card, if the tests were built for one.
 pub(crate) fn cards() -> Vec<Machine> {
-    use device::cuda::{CudaOptions, prepare};
-    // Tests have no `main` of ours: the first one that comes here starts all of them again.
-    prepare().expect("the environment can be prepared");
-    let kernel_cache = Some(std::env::temp_dir().join("warpweft-test-kernels"));
-    let cuda = CudaOptions { kernel_cache, ..CudaOptions::default() };
-    vec![Machine::cuda_with(cuda, options()).unwrap_or_else(|error| panic!("{}", error.chain()))]
-}
-
-#[cfg(not(feature = "gpu-tests"))]
-pub(crate) fn cards() -> Vec<Machine> {
-    Vec::new()
-}
-
-pub(crate) fn machines() -> Vec<Machine> {
-    [cpu(), sim(1), sim(2), sim(3)].into_iter().chain(cards()).collect()
+    crate::cards::cards(device::cuda::CudaOptions::default(), options())
 }
 
 /// Waits on `to` for what is on `from` now.

@@ -23,10 +23,13 @@ fn two_captured_models_in_turns_give_the_bits_that_each_gives_alone() {
     let whole = Program { replicas: vec![vec![0, 1, 2, 3]], ..Program::captured(Scope::Microbatch, GateMode::InGraph) };
     let pairs =
         Program { replicas: vec![vec![2, 0], vec![3, 1]], ..Program::captured(Scope::Layer, GateMode::BeforeReplay) };
-    let want = [alone(&whole, &sim(0), "a").unwrap(), alone(&pairs, &sim(0), "b").unwrap()];
-    // The values of the first bucket.
-    assert!(want[1][0][..30] == want[1][2][..30] && want[1][0][..30] != want[1][1][..30]);
-    for machine in [sim(1), sim(2), cpu()] {
+    let on_hosts = [sim(1), sim(2), cpu()].map(|machine| (sim(0), machine));
+    // A card adds up four ranks' gradients in an order of its own.
+    let on_cards = cards().into_iter().map(|card| (card.clone(), card));
+    for (first, machine) in on_hosts.into_iter().chain(on_cards) {
+        let want = [alone(&whole, &first, "a").unwrap(), alone(&pairs, &first, "b").unwrap()];
+        // The values of the first bucket.
+        assert!(want[1][0][..30] == want[1][2][..30] && want[1][0][..30] != want[1][1][..30]);
         machine.trace_start();
         let both = local(&machine, 4, |rank| -> Result<_, Caught> {
             let (mut a, mut b) = (Trainer::new(&rank, &whole, "a")?, Trainer::new(&rank, &pairs, "b")?);

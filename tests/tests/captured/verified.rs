@@ -23,11 +23,12 @@ fn traced(program: &Program, machine: &Machine, mutation: Mutation<'_>) -> Resul
 
 #[test]
 fn captured_training_has_nothing_to_object_to_and_publishes_each_write_once() {
+    let machines: Vec<_> = [sim(0), sim(1), cpu()].into_iter().chain(cards()).collect();
     for scope in [Scope::Layer, Scope::Chunk, Scope::Microbatch] {
         for mode in MODES {
             let program = Program { warm_ups: 1, ..Program::captured(scope, mode) };
-            for machine in [sim(0), sim(1), cpu()] {
-                let trace = traced(&program, &machine, &nothing).unwrap();
+            for machine in &machines {
+                let trace = traced(&program, machine, &nothing).unwrap();
                 let report = verify(&trace, &VerifyOptions::default());
                 assert!(report.is_clean(), "{scope}, {mode} on {}: {report}", machine.driver());
                 let issued = |note: &Note| matches!(note, Note::Issued { .. });
@@ -42,7 +43,7 @@ fn captured_training_has_nothing_to_object_to_and_publishes_each_write_once() {
 #[test]
 fn whole_steps_are_clean_and_hold_each_publication_and_reduction_once() {
     let program = Program { warm_ups: 1, ..Program::captured(Scope::Step, GateMode::InGraph) };
-    for machine in [sim(0), sim(1), cpu()] {
+    for machine in [sim(0), sim(1), cpu()].into_iter().chain(cards()) {
         let trace = traced(&program, &machine, &nothing).unwrap();
         let report = verify(&trace, &VerifyOptions::default());
         assert!(report.is_clean(), "on {}: {report}", machine.driver());

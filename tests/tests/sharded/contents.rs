@@ -10,7 +10,7 @@ use pgroups::{Sequence, local};
 use super::{
     passes::{Carried, pieces},
     program::Program,
-    support::{Caught, captures, sim},
+    support::{Caught, captures, kinds, sim},
     worker::Worker,
 };
 
@@ -54,9 +54,12 @@ fn conditions_are_of_what_a_graph_gathers_each_bucket_once_in_the_order_of_first
 
 #[test]
 fn capturing_a_sharded_pass_failing_to_and_warming_up_leave_every_bit_and_account() {
-    for (seed, (scope, gates)) in (1..).zip(captures()) {
+    let kinds = kinds();
+    for (machine, (seed, (scope, gates))) in
+        kinds.iter().flat_map(|machine| (1..).zip(captures()).map(move |capture| (machine, capture)))
+    {
         let program = program().captured(scope, gates);
-        local(&sim(seed), 8, |rank| -> Result<(), Caught> {
+        local(&machine(seed), 8, |rank| -> Result<(), Caught> {
             let mut worker = Worker::new(&rank, &program, "m")?;
             worker.step(0)?;
             worker.evaluate()?;
@@ -87,10 +90,11 @@ fn capturing_a_sharded_pass_failing_to_and_warming_up_leave_every_bit_and_accoun
 
 #[test]
 fn every_write_of_sharded_training_is_published_once_whoever_reads_it_first() {
-    let graphs = [None].into_iter().chain(captures().into_iter().map(Some));
-    for (seed, graphs) in (1..).zip(graphs) {
+    let kinds = kinds();
+    let graphs = || (1..).zip([None].into_iter().chain(captures().into_iter().map(Some)));
+    for (machine, (seed, graphs)) in kinds.iter().flat_map(|machine| graphs().map(move |graphs| (machine, graphs))) {
         let program = Program { graphs, ..Program::on(1, 2, 2) };
-        let machine = sim(seed);
+        let machine = machine(seed);
         machine.trace_start();
         let buckets = local(&machine, 4, |rank| -> Result<_, Caught> {
             let mut worker = Worker::prepared(&rank, &program, "m")?;
@@ -108,7 +112,7 @@ fn every_write_of_sharded_training_is_published_once_whoever_reads_it_first() {
         .unwrap();
         let trace = machine.trace_stop();
         let report = verify(&trace, &VerifyOptions::default());
-        assert!(report.is_clean(), "{graphs:?}: {report}");
+        assert!(report.is_clean(), "{graphs:?} on {}: {report}", machine.driver());
         let mut issued: Vec<(u32, String, u64)> = Vec::new();
         for event in &trace.events {
             if let TraceEvent::Note { rank, note: Note::Issued { publisher, epoch, .. }, .. } = event {

@@ -5,7 +5,7 @@ use pgroups::{GlobalRank, Key, LayoutConfig, ProcessGroups, ShardMap, WorldPart,
 
 use super::{
     program::{Optimizing, Program},
-    support::{Caught, cpu, sim},
+    support::{Caught, cards, cpu, sim},
     worker::Worker,
 };
 
@@ -103,7 +103,7 @@ fn by_hand() -> Program {
 fn permuted_groups_of_a_part_of_the_world_give_the_gradients_of_one_rank() {
     let (want, loss) = gradients(&Program { microbatches: 1, ..Program::on(1, 1, 1) }, &sim(0));
     assert!(want.iter().all(|(_, grad)| largest(grad) > 0.0));
-    for machine in [sim(1), sim(2), cpu()] {
+    for machine in [sim(1), sim(2), cpu()].into_iter().chain(cards()) {
         let (got, mean) = gradients(&by_hand(), &machine);
         assert!((mean - loss).abs() <= 2e-6 * loss, "{mean} and {loss}");
         assert_close(&got, &want);

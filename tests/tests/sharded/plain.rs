@@ -6,7 +6,7 @@ use pgroups::{Sequence, local};
 
 use super::{
     program::{Arch, Held, Program},
-    support::{Caught, captures, sim},
+    support::{Caught, captures, cards, sim},
     worker::Worker,
 };
 
@@ -21,7 +21,7 @@ fn run(program: &Program, machine: &Machine) -> (String, Vec<OfRank>) {
         worker.evaluate()?;
         (1..3).try_for_each(|step| worker.step(step))?;
         let memory = rank.device.memory();
-        let bits = if machine.driver() == "sim" { worker.finish()? } else { Vec::new() };
+        let bits = if machine.computes() { worker.finish()? } else { Vec::new() };
         rank.device.synchronize()?;
         Ok((memory, bits))
     });
@@ -32,7 +32,7 @@ fn run(program: &Program, machine: &Machine) -> (String, Vec<OfRank>) {
 
 #[test]
 fn one_shard_a_weight_leaves_the_operations_waits_and_memory_of_no_shards_at_all() {
-    let base = Program { sequence: Sequence::Split, ..Program::on(2, 1, 2) };
+    let (base, cards) = (Program { sequence: Sequence::Split, ..Program::on(2, 1, 2) }, cards());
     for arch in [Arch::Gpt2, Arch::Llama] {
         for graphs in [None].into_iter().chain(captures().into_iter().map(Some)) {
             let with = Program { arch, graphs, held: Held::Sharded, ..base.clone() };
@@ -43,6 +43,10 @@ fn one_shard_a_weight_leaves_the_operations_waits_and_memory_of_no_shards_at_all
                 let differs = a.0.lines().zip(b.0.lines()).find(|(a, b)| a != b);
                 assert_eq!(differs, None, "{arch:?} {graphs:?}");
                 assert!(a == b, "{arch:?} {graphs:?}");
+            }
+            // Traces of cards tell times.
+            for card in &cards {
+                assert!(run(&with, card).1 == run(&without, card).1, "{arch:?} {graphs:?} on {}", card.driver());
             }
         }
     }

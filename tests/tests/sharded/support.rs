@@ -28,20 +28,18 @@ pub(crate) fn sim(seed: u64) -> Machine {
     Machine::sim_with(seed, options())
 }
 
-/// The first card, if the tests were built for one; they then run one after the other (`--test-threads=1`).
-#[cfg(feature = "gpu-tests")]
+/// The first card, if the tests were built for one.
 pub(crate) fn cards() -> Vec<Machine> {
-    use device::cuda::{CudaOptions, prepare};
-    // Tests have no `main` of ours: the first one that comes here starts all of them again.
-    prepare().expect("the environment can be prepared");
-    let kernel_cache = Some(std::env::temp_dir().join("warpweft-test-kernels"));
-    let cuda = CudaOptions { kernel_cache, ..CudaOptions::default() };
-    vec![Machine::cuda_with(cuda, options()).unwrap_or_else(|error| panic!("{}", error.chain()))]
+    crate::cards::cards(device::cuda::CudaOptions::default(), options())
 }
 
-#[cfg(not(feature = "gpu-tests"))]
-pub(crate) fn cards() -> Vec<Machine> {
-    Vec::new()
+/// Machines by seed: a simulator takes its order from it, a card has its own.
+pub(crate) type Machines = Box<dyn Fn(u64) -> Machine>;
+
+/// Simulators, and the first card, which then is opened once for all seeds.
+pub(crate) fn kinds() -> Vec<Machines> {
+    let card = |card: Machine| Box::new(move |_| card.clone()) as Machines;
+    [Box::new(sim) as Machines].into_iter().chain(cards().into_iter().map(card)).collect()
 }
 
 pub(crate) fn get<T: Element>(stream: &Stream, view: &View) -> Result<Vec<T>, device::Error> {

@@ -8,7 +8,7 @@ use pgroups::{Sequence, local};
 
 use super::{
     program::{Arch, Program},
-    support::{Caught, cpu, sim},
+    support::{Caught, cards, cpu, sim},
     worker::Worker,
 };
 
@@ -21,9 +21,12 @@ fn two_sharded_models_in_turns_give_the_bits_that_each_gives_alone() {
         [split.clone(), shards.clone()],
         [split.captured(graphs[1].0, graphs[1].1), shards.captured(graphs[0].0, graphs[0].1)],
     ];
-    for [a, b] in pairs {
+    let on_hosts = (sim(0), vec![sim(1), sim(2), cpu()]);
+    let on_cards = cards().into_iter().map(|card| (card.clone(), vec![card]));
+    let places: Vec<_> = [on_hosts].into_iter().chain(on_cards).collect();
+    for ((first, machines), [a, b]) in places.iter().flat_map(|place| pairs.iter().map(move |pair| (place, pair))) {
         let alone = |program: &Program, name: &str| {
-            local(&sim(0), 4, |rank| -> Result<_, Caught> {
+            local(first, 4, |rank| -> Result<_, Caught> {
                 let mut worker = Worker::prepared(&rank, program, name)?;
                 for step in 1..4 {
                     worker.step(step)?;
@@ -33,11 +36,11 @@ fn two_sharded_models_in_turns_give_the_bits_that_each_gives_alone() {
             })
             .unwrap()
         };
-        let want = [alone(&a, "a"), alone(&b, "b")];
-        for machine in [sim(1), sim(2), cpu()] {
+        let want = [alone(a, "a"), alone(b, "b")];
+        for machine in machines {
             machine.trace_start();
-            let both = local(&machine, 4, |rank| -> Result<_, Caught> {
-                let (mut one, mut other) = (Worker::new(&rank, &a, "a")?, Worker::new(&rank, &b, "b")?);
+            let both = local(machine, 4, |rank| -> Result<_, Caught> {
+                let (mut one, mut other) = (Worker::new(&rank, a, "a")?, Worker::new(&rank, b, "b")?);
                 one.step(0)?;
                 other.step(0)?;
                 one.capture()?;

@@ -1,6 +1,6 @@
 //! Whoever writes values comes behind whoever reads them, and gradients are overwritten behind whoever needs them.
 
-use device::{Access, DType, Label, MemoryKind, Op, Trace, View};
+use device::{Access, DType, Label, Machine, MemoryKind, Op, Trace, View};
 use graphcap::{
     GateMode, Scope,
     verify::{Finding, Report, VerifyOptions, verify},
@@ -12,7 +12,7 @@ use pgroups::{PgError, local};
 use super::{
     captured::{Graphs, replay},
     program::{Optimizing, Program},
-    support::{Caught, MODES, captures, sim},
+    support::{Caught, MODES, captures, kinds, sim},
     worker::Worker,
 };
 use crate::captured::left_out::{LeftOut, leave_out_of};
@@ -25,13 +25,11 @@ fn early() -> Program {
 /// Steps with an evaluation between their passes and their update, whose writes overlap what it reads.
 fn run(
     program: &Program,
-    (seed, drop): (u64, Option<&'static str>),
+    machine: &Machine,
     change: impl Fn(&Worker) + Sync,
 ) -> Result<(Vec<Vec<u32>>, Report), PgError> {
-    let machine = sim(seed);
-    drop.into_iter().for_each(|why| machine.drop_waits(why));
     machine.trace_start();
-    let ran = local(&machine, program.world(), |rank| -> Result<_, Caught> {
+    let ran = local(machine, program.world(), |rank| -> Result<_, Caught> {
         let mut worker = Worker::new(&rank, program, "m")?;
         worker.step(0)?;
         worker.evaluate()?;
@@ -59,6 +57,13 @@ fn run(
     let trace: Trace = machine.trace_stop();
     let options = VerifyOptions { limit: 1_000, ..VerifyOptions::default() };
     Ok((ran?, verify(&trace, &options)))
+}
+
+/// The simulator without the waits of a name.
+fn without(seed: u64, why: &'static str) -> Machine {
+    let machine = sim(seed);
+    machine.drop_waits(why);
+    machine
 }
 
 /// Adds up what is there.
@@ -90,13 +95,13 @@ fn names(report: &Report, why: &str) -> bool {
 #[test]
 fn values_are_written_behind_the_gathers_that_read_them_before() {
     for program in programs() {
-        let (want, report) = run(&program, (0, None), |_| ()).unwrap();
+        let (want, report) = run(&program, &sim(0), |_| ()).unwrap();
         assert!(report.is_clean(), "{:?}: {report}", program.graphs);
         let mut other = 0;
         for seed in 1..4 {
-            let (got, report) = run(&program, (seed, None), |_| ()).unwrap();
+            let (got, report) = run(&program, &sim(seed), |_| ()).unwrap();
             assert!(got == want && report.is_clean(), "{:?}, seed {seed}: {report}", program.graphs);
-            let (got, report) = run(&program, (seed, Some(ddp::why::WRITE_AFTER_READ.0)), |_| ()).unwrap();
+            let (got, report) = run(&program, &without(seed, ddp::why::WRITE_AFTER_READ.0), |_| ()).unwrap();
             assert!(names(&report, ddp::why::WRITE_AFTER_READ.0), "{:?}, seed {seed}: {report}", program.graphs);
             other += usize::from(got != want);
         }
@@ -105,10 +110,24 @@ fn values_are_written_behind_the_gathers_that_read_them_before() {
 }
 
 #[test]
+fn values_that_are_read_and_written_by_graphs_are_those_of_eager_steps_and_nothing_races() {
+    for machine in kinds() {
+        let [eager, captured @ ..] = &programs()[..] else { panic!("programs") };
+        let (want, report) = run(eager, &machine(0), |_| ()).unwrap();
+        let here = machine(0).driver();
+        assert!(report.is_clean(), "eager on {here}: {report}");
+        for program in captured {
+            let (got, report) = run(program, &machine(1), |_| ()).unwrap();
+            assert!(got == want && report.is_clean(), "{:?} on {here}: {report}", program.graphs);
+        }
+    }
+}
+
+#[test]
 fn releases_of_gathers_that_nobody_hears_of_are_told() {
     for program in programs() {
         let leave = |worker: &Worker| leave_out_of(worker.buffers.params(), LeftOut::Release);
-        let (_, report) = run(&program, (1, None), leave).unwrap();
+        let (_, report) = run(&program, &sim(1), leave).unwrap();
         let gathers = |finding: &Finding| match finding {
             Finding::Race(race) => {
                 let sides = [race.first.to_string(), race.second.to_string()];
@@ -124,7 +143,7 @@ fn releases_of_gathers_that_nobody_hears_of_are_told() {
 fn shards_of_gradients_are_reduced_behind_their_sums_and_overwritten_behind_their_update() {
     for program in programs() {
         for why in [ddp::why::REDUCE_AFTER_LANDED.0, ddp::why::STEP_AFTER_REDUCE.0] {
-            let (_, report) = run(&program, (1, Some(why)), |_| ()).unwrap();
+            let (_, report) = run(&program, &without(1, why), |_| ()).unwrap();
             assert!(names(&report, why), "{why}, {:?}: {report}", program.graphs);
         }
     }
@@ -135,20 +154,22 @@ fn shards_of_gradients_are_reduced_behind_their_sums_and_overwritten_behind_thei
             Some((_, GateMode::InGraph)) => graphcap::why::GRAD_AFTER_FREE.0,
             _ => ddp::why::GRAD_AFTER_FREE.0,
         };
-        let (_, report) = run(&program, (1, Some(why)), |_| ()).unwrap();
+        let (_, report) = run(&program, &without(1, why), |_| ()).unwrap();
         assert!(names(&report, why), "{why}, {:?}: {report}", program.graphs);
     }
 }
 
 #[test]
 fn a_step_that_is_skipped_for_an_infinite_gradient_changes_no_value_and_is_published_like_any_other() {
-    for optimizing in [Optimizing::Distributed, Optimizing::Everywhere] {
+    let kinds = kinds();
+    let ways = [Optimizing::Distributed, Optimizing::Everywhere];
+    for (machine, optimizing) in kinds.iter().flat_map(|machine| ways.map(|optimizing| (machine, optimizing))) {
         let program = Program { clip: 0.5, optimizing, ..Program::on(2, 2, 2) };
         let all = [None].into_iter().chain(captures().into_iter().map(Some));
         let mut first = None;
         for (seed, graphs) in (0..).zip(all) {
             let program = Program { graphs, ..program.clone() };
-            let ran = local(&sim(seed), program.world(), |rank| -> Result<_, Caught> {
+            let ran = local(&machine(seed), program.world(), |rank| -> Result<_, Caught> {
                 let mut worker = Worker::prepared(&rank, &program, "m")?;
                 worker.step(1)?;
                 worker.ddp.publish(&worker.compute)?;
@@ -176,9 +197,9 @@ fn a_step_that_is_skipped_for_an_infinite_gradient_changes_no_value_and_is_publi
 #[test]
 fn buckets_that_are_read_out_of_turn_or_by_nobody_are_written_and_published_alike() {
     let base = Program { microbatches: 1, ..early() };
-    let run = |seed: u64, graphs: Option<(Scope, GateMode)>| {
+    let run = |machine: &Machine, graphs: Option<(Scope, GateMode)>| {
         let program = Program { graphs, ..base.clone() };
-        local(&sim(seed), program.world(), |rank| -> Result<_, Caught> {
+        local(machine, program.world(), |rank| -> Result<_, Caught> {
             let mut worker = Worker::new(&rank, &program, "m")?;
             worker.step(0)?;
             worker.evaluate()?;
@@ -202,8 +223,11 @@ fn buckets_that_are_read_out_of_turn_or_by_nobody_are_written_and_published_alik
         })
         .unwrap()
     };
-    let want = run(0, None);
-    for (seed, gates) in (1..4).flat_map(|seed| MODES.map(|gates| (seed, gates))) {
-        assert!(run(seed, Some((Scope::Layer, gates))) == want, "{gates}, seed {seed}");
+    for machine in kinds() {
+        let want = run(&machine(0), None);
+        for (seed, gates) in (1..4).flat_map(|seed| MODES.map(|gates| (seed, gates))) {
+            let got = run(&machine(seed), Some((Scope::Layer, gates)));
+            assert!(got == want, "{gates}, seed {seed} on {}", machine(seed).driver());
+        }
     }
 }

@@ -54,8 +54,8 @@ fn train(one: &mut One, config: OptimizerConfig, steps: usize, samples: usize) -
 pub(crate) const STEPS: usize = 10;
 pub(crate) const RATE: f32 = 0.01;
 
-/// The values on every rank of hosts, which all agree to the bit. So do the ranks of a card; with more than two replicas it
-/// sums in an order of its own, and is as far from hosts as that allows.
+/// The values on every rank of hosts, which all agree to the bit. So do the ranks of a card; with more than two replicas, or
+/// with a norm, it sums in an order of its own, and is as far from hosts as that allows.
 fn trained(setup: &Setup, config: &OptimizerConfig, samples: usize) -> Vec<Vec<f32>> {
     let run = |machine| setup.run(&machine, |one| train(one, config.clone(), STEPS, samples)).unwrap();
     let mut results: Vec<_> = hosts().into_iter().flat_map(run).collect();
@@ -67,7 +67,7 @@ fn trained(setup: &Setup, config: &OptimizerConfig, samples: usize) -> Vec<Vec<f
         let ranks = run(card);
         let own = as_bits(&ranks[0]);
         assert!(ranks.iter().all(|values| as_bits(values) == own), "ranks of a card agree to the bit");
-        if setup.replica_count() <= 2 {
+        if setup.replica_count() <= 2 && config.adam.clip == 0.0 {
             assert!(own == first, "a sum of two has no order");
         } else {
             assert_eq!(beyond_reordering(&ranks[0].concat(), &host.concat(), setup, config, samples), None);

@@ -48,7 +48,8 @@ fn norm(values: &[f64]) -> f64 {
 ///
 /// A mean over n replicas takes n - 1 additions and a scaling, so each side is off by at most n roundings of half a unit of
 /// the magnitudes, and the two are within `n EPSILON` of them of each other; the norm that clips is within the same of its
-/// gradients' magnitudes. With gradients d apart, the average m and the root of v, whose weights each sum to one, are at most
+/// gradients' magnitudes, and of its own sums: squares are rounded, added up eight at a time in f32 and then in f64, so that
+/// the root is off by at most 4 half units, on each side. With gradients d apart, the average m and the root of v, whose weights each sum to one, are at most
 /// the largest d of all steps apart, and so is m / r by d (1 + |m| / r) / (r - d). The steps themselves round: 8 times half a
 /// unit of the value and of its change covers what each takes.
 fn bounds(gradients: &Gradients, replicas: usize, lr: f64, config: AdamConfig, end: &[f32]) -> Vec<f64> {
@@ -59,7 +60,8 @@ fn bounds(gradients: &Gradients, replicas: usize, lr: f64, config: AdamConfig, e
     for (t, (means, magnitudes)) in (1..).zip(gradients.means.iter().zip(&gradients.magnitudes)) {
         let length = norm(means);
         let factor = if config.clip > 0.0 { (config.clip / (length + 1e-6)).min(1.0) } else { 1.0 };
-        let clip = if config.clip > 0.0 { unit * norm(magnitudes) / length } else { 0.0 };
+        let sums = 4.0 * f64::from(f32::EPSILON);
+        let clip = if config.clip > 0.0 { unit * norm(magnitudes) / length + sums } else { 0.0 };
         let (c1, c2) = (1.0 - config.beta1.powi(t), 1.0 - config.beta2.powi(t));
         for i in 0..n {
             let g = means[i] * factor;

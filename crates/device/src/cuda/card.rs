@@ -21,6 +21,7 @@ use super::{
     hopper, kernels,
     launch::Call,
     memory::{Blocks, Pinned},
+    prepare::check_collectives,
     product::ProductShape,
 };
 
@@ -205,10 +206,13 @@ impl Card {
         card.side = card.new_stream()?;
         card.reached = card.new_event()?;
         card.record(card.reached, card.side)?;
-        card.load(&Cache::new(options.kernel_cache.clone()))?;
         if card.products == Products::Hopper && !kernels::is_hopper(card.arch()?) {
             let what = "compute products by the kernel for compute capability 9.0, which it does not have";
             return Err(CudaError::Unable { card: ordinal, what });
+        }
+        card.load(&Cache::new(options.kernel_cache.clone()))?;
+        if check_collectives().is_err() {
+            card.trim_stacks()?;
         }
         card.wait_side()?;
         Ok(Arc::new(card))
@@ -251,6 +255,11 @@ impl Card {
         let major = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         Ok(Arch { major: major as u32, minor: minor as u32 })
+    }
+
+    /// Of all kernels of ours.
+    pub(super) fn functions(&self) -> impl Iterator<Item = Function> {
+        self.functions.values().map(|loaded| loaded.raw)
     }
 
     pub(super) fn function(&self, call: &Call) -> Result<Function, CudaError> {

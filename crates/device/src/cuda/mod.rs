@@ -15,6 +15,7 @@ mod card_tests; // facts about CUDA
 mod choices; // which algorithms, from run to run
 mod clique; // a group's communicators, and how many fit on a card
 mod collective; // joint operations as calls of NCCL
+mod comm_settings; // of communicators
 mod compile; // kernels from source
 mod contest; // the fastest of several ways
 mod cudnn; // attention through a library
@@ -39,6 +40,7 @@ mod nccl; // calls of the library
 mod numerics; // algorithms that compute in f32 what is f32
 mod product; // products as the library takes them
 mod requests; // what a kernel request becomes
+mod stack; // what the driver keeps for stacks
 mod steps; // what is launched for a request, with what it works in
 mod stopwatch; // times on a card
 mod stream; // a stream's half on the card

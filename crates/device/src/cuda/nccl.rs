@@ -12,6 +12,7 @@ use cudarc::nccl::sys;
 use super::{
     CudaError,
     card::{Card, RawStream},
+    comm_settings::settings,
     error::library_version,
 };
 use crate::{DType, Reduce};
@@ -87,40 +88,14 @@ pub(super) fn comms(id: &Id, cards: &[Arc<Card>], ctas: Option<u32>) -> Result<V
     group(|| {
         raw.iter_mut().zip(cards).zip(0..).try_for_each(|((comm, card), member)| {
             card.bind()?;
-            let mut config = config(ctas);
+            // Uses in graphs are ordered by us (`uses`). A library that does not know the setting orders them once more.
+            let mut config = sys::ncclConfig_t { graphUsageMode: 1, ..settings(ctas) };
             // SAFETY: the handle outlives the group; the settings are copied.
             let code = unsafe { sys::ncclCommInitRankConfig(comm, n, id.0, member, &mut config) };
             check("ncclCommInitRankConfig", None, code)
         })
     })?;
     Ok(raw.into_iter().map(Comm).collect())
-}
-
-fn config(ctas: Option<u32>) -> sys::ncclConfig_t {
-    const UNDEFINED: i32 = i32::MIN;
-    sys::ncclConfig_t {
-        size: size_of::<sys::ncclConfig_t>(),
-        magic: 0xcafe_beef,
-        version: OLDEST_SHARING as u32,
-        blocking: 1,
-        cgaClusterSize: UNDEFINED,
-        minCTAs: ctas.map_or(UNDEFINED, |_| 1),
-        maxCTAs: ctas.map_or(UNDEFINED, |ctas| ctas as i32),
-        netName: ptr::null(),
-        splitShare: UNDEFINED,
-        trafficClass: UNDEFINED,
-        commName: ptr::null(),
-        collnetEnable: UNDEFINED,
-        CTAPolicy: UNDEFINED,
-        shrinkShare: UNDEFINED,
-        nvlsCTAs: UNDEFINED,
-        nChannelsPerNetPeer: UNDEFINED,
-        nvlinkCentricSched: UNDEFINED,
-        // Its uses are ordered by us (`uses`). A library that does not know the setting orders them once more.
-        graphUsageMode: 1,
-        numRmaCtx: UNDEFINED,
-        maxP2pPeers: UNDEFINED,
-    }
 }
 
 impl Comm {

@@ -56,13 +56,7 @@ pub(crate) fn cuda() -> Driver {
 /// The same, with settings.
 #[cfg(feature = "gpu-tests")]
 pub(crate) fn cuda_with(cuda: device::cuda::CudaOptions) -> Driver {
-    use device::cuda::{CudaOptions, prepare};
-    // Tests have no `main` of ours: the first one that comes here starts all of them again.
-    prepare().expect("the environment can be prepared");
-    Driver::new(move |options| {
-        let kernel_cache = Some(std::env::temp_dir().join("warpweft-test-kernels"));
-        Machine::cuda_with(CudaOptions { kernel_cache, ..cuda.clone() }, options).unwrap()
-    })
+    Driver::new(move |options| crate::cards::cards(cuda.clone(), options).remove(0))
 }
 
 /// The right to the card. Closing a context, and giving memory back, wait for all streams of a process, also for those

@@ -52,13 +52,14 @@ fn close(a: &[f32], b: &[f32]) -> bool {
 
 #[test]
 fn chains_of_any_size_and_look_ahead_give_the_gradients_of_whole_weights() {
+    let machines = machines();
     // 10 rows over 4 with alignment 2: padding, and a rank without a row in some weights.
     for (gtp, dims, alignment) in [(2, vec![8, 6, 10, 4], 1), (3, vec![4, 7, 5], 2), (4, vec![6, 10, 3, 10], 2)] {
         for look_ahead in [0, 1, 3] {
             let chain = Chain { alignment, look_ahead, ..Chain::new(gtp, &dims) };
             let want = whole(&chain, 3);
-            for machine in machines() {
-                let got = on_all(&machine, &chain, |mut rig| {
+            for machine in &machines {
+                let got = on_all(machine, &chain, |mut rig| {
                     let all = rig.all();
                     (0..3).try_for_each(|_| rig.pass(&all))?;
                     Ok((rig.grads()?, rig.output()?, rig.gtp.counters()))

@@ -7,7 +7,7 @@ use gtp::{Counters, GtpError, PassKind};
 use pgroups::{Pass, Turn};
 
 use crate::api::{
-    rig::{Caught, machines, options},
+    rig::{Caught, hosts, options},
     script::{Act, forward, there_and_back},
     stand::{Found, Model, Stand, check_all},
 };
@@ -32,7 +32,7 @@ fn run(model: &Model, machine: &Machine, passes: &[Vec<Act>]) -> Vec<(Found, Vec
 fn right(model: &Model, passes: &[Vec<Act>]) -> Vec<Counters> {
     let want = model.whole(passes);
     let mut all = Vec::new();
-    for machine in machines() {
+    for machine in hosts() {
         let got = run(model, &machine, passes);
         let (found, counters): (Vec<_>, Vec<_>) = got.into_iter().unzip();
         check_all(&found, &want, machine.driver());
@@ -90,7 +90,7 @@ fn an_evaluation_between_training_passes_has_a_plan_of_its_own() {
     let model = model();
     let (train, eval) = (there_and_back(&[0, 1, 2, 3, 4]), forward(&[0, 1, 2, 3, 4]));
     let want = model.whole(&[train.clone(), train.clone(), eval.clone(), train.clone(), eval.clone(), train.clone()]);
-    for machine in machines() {
+    for machine in hosts() {
         let got = model.run(&machine, |stand| {
             let both = |stand: &mut Stand| -> Result<(), Caught> {
                 stand.pass(&train)?;
@@ -134,7 +134,7 @@ fn a_use_that_stays_open_is_told_by_name_once_and_the_next_pass_is_right() {
     let model = model();
     let order = there_and_back(&[0, 1, 2]);
     let want = model.whole(&[vec![Act::Take(1)], order.clone(), order.clone()]);
-    for machine in machines() {
+    for machine in hosts() {
         let got = model.run(&machine, |stand| {
             let mut weights = stand.gtp.pass(PassKind::TRAIN, Turn::eager(Pass::Forward))?;
             stand.script.play(&mut weights, &[Act::Take(1)])?;
@@ -157,7 +157,7 @@ fn a_forward_that_fails_half_way_leaves_the_next_pass_right() {
     let model = model();
     let order = there_and_back(&[0, 1, 2, 3, 4]);
     let want = model.whole(&[order.clone(), forward(&[0, 1]), order.clone(), order.clone()]);
-    for machine in machines() {
+    for machine in hosts() {
         let got = model.run(&machine, |stand| {
             stand.pass(&order)?;
             {

@@ -10,7 +10,7 @@ use pgroups::{LayoutConfig, Param, Pass, Turn, Weights};
 use crate::api::{
     backend::Backend,
     mixed::{MODES, capture, layers, set},
-    rig::{Caught, machines, options},
+    rig::{Caught, hosts, machines, options},
     script::{Act, there_and_back},
     stand::{Found, Model, Stand, check_all},
 };
@@ -68,7 +68,7 @@ fn joined(grads: &[Vec<f32>]) -> Vec<f32> {
 fn means_are_scaled_ahead_of_the_sum_and_sums_are_not() {
     // Sums of thirds round in ways of their own: equal bits tell the order of operations.
     let value = |rank: u32, e: usize| (1 << rank) as f32 + 0.1 * e as f32;
-    for machine in machines() {
+    for machine in hosts() {
         for peers in [2, 3, 4] {
             let sum = |scale: f32| -> Vec<f32> {
                 let of = |e: usize| (0..peers).map(|rank| value(rank, e) * scale).reduce(|a, b| a + b).unwrap();
@@ -95,7 +95,7 @@ fn calls(trace: &Trace) -> Vec<Label> {
 #[test]
 fn sums_in_f32_add_up_everybodys_pieces_where_they_arrive_and_two_peers_leave_it_to_the_collective() {
     let value = |rank: u32, e: usize| if rank == 0 { 1.0 + e as f32 } else { 0.3 / (rank as f32 + e as f32) };
-    for machine in machines() {
+    for machine in hosts() {
         for peers in [2, 3, 4] {
             let (collective, by_collective) = reduced(&machine, peers, (GradScaling::Mean, GradSum::Collective), value);
             let (local, by_pieces) = reduced(&machine, peers, (GradScaling::Mean, GradSum::F32), value);
@@ -230,13 +230,13 @@ fn a_replayed_graph_tells_of_those_gradients_that_it_holds() {
 
 #[test]
 fn the_ring_has_as_many_slots_as_gradients_may_be_under_way_and_one_that_is_written() {
-    let acts = there_and_back(&[0, 1, 2, 3, 4]);
+    let (machines, acts) = (machines(), there_and_back(&[0, 1, 2, 3, 4]));
     for behind in 1..5 {
         let mut model = Model::new(2, &[(4, 4); 5]);
         model.config.grads_behind = NonZeroUsize::new(behind).unwrap();
         let want = model.whole(&vec![acts.clone(); 4]);
-        for machine in machines() {
-            let got = model.run(&machine, |stand| {
+        for machine in &machines {
+            let got = model.run(machine, |stand| {
                 (0..3).try_for_each(|_| stand.pass(&acts))?;
                 let plan = stand.plan()?;
                 let mut slots: Vec<usize> = plan.grads().iter().map(|grad| grad.slot.offset).collect();
@@ -312,11 +312,12 @@ fn recomputed_layers_change_no_gradient() {
     };
     let middle = vec![Act::Take(1), Act::Back(1), Act::Grad(1), Act::Done(1)];
     let recomputed = [plain[..6].to_vec(), again(2), middle, again(0)].concat();
+    let machines = machines();
     for look_ahead in 0..3 {
         let model = Model::new(2, &[(8, 4); 3]).look_ahead(look_ahead);
         let (want, whole) = (model.whole(&vec![plain.clone(); 4]), model.whole(&vec![recomputed.clone(); 4]));
-        for machine in machines() {
-            model.run(&machine, |stand| {
+        for machine in &machines {
+            model.run(machine, |stand| {
                 let backend = Backend::attach(stand)?;
                 stand.pass(&recomputed)?;
                 backend.step(0.5)?;
@@ -326,7 +327,7 @@ fn recomputed_layers_change_no_gradient() {
                 assert_eq!(asked, 3, "recompute asks for nothing");
                 Ok(stand.rank.device.synchronize()?)
             });
-            let got = model.run(&machine, |stand| {
+            let got = model.run(machine, |stand| {
                 (0..4).try_for_each(|_| stand.pass(&recomputed))?;
                 let plan = stand.plan()?;
                 assert_eq!(plan.schedule().uses().iter().filter(|u| u.pass == Pass::Recompute).count(), 2);

@@ -9,6 +9,8 @@ use pgroups::{
     TensorParallel, Turn, Whole, local,
 };
 
+use super::rig::cards;
+
 /// `rows` times `columns` values without a pattern, in -1..1.
 pub(crate) fn values(seed: u64, numel: usize) -> Vec<f32> {
     let word = |i: usize| pgroups::philox_4x32_10([i as u32, 0, 0, 3], [seed as u32, 9])[0];
@@ -163,10 +165,12 @@ pub(crate) fn assert_close(got: &[f32], want: &[f32], what: &str) {
 /// and of four, permuted.
 pub(crate) fn everywhere(check: impl Fn(&Machine, &[&[u32]], Sequence)) {
     let poisoned = || Machine::cpu_with(2, Options { fresh: Fresh::Poisoned, ..Options::default() }).unwrap();
+    let cards = cards();
     for sequence in [Sequence::Whole, Sequence::Split] {
         for lists in [&[&[0u32, 1][..]][..], &[&[2, 0, 3, 1]], &[&[3, 0], &[1, 2]]] {
             check(&poisoned(), lists, sequence);
             check(&Machine::sim(lists.len() as u64), lists, sequence);
+            cards.iter().for_each(|card| check(card, lists, sequence));
         }
     }
 }

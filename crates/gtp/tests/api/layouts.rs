@@ -17,7 +17,7 @@ fn sim() -> Machine {
 
 #[test]
 fn groups_of_any_order_give_the_gradients_of_whole_weights() {
-    let sizes = [(6, 4), (5, 8), (9, 2)];
+    let (machines, sizes) = (machines(), [(6, 4), (5, 8), (9, 2)]);
     // Replicas fastest: gather groups have gaps.
     for (gtp, dp, order) in [
         (2, 2, "dp-gtp-tp-cp-ep-pp"),
@@ -30,8 +30,8 @@ fn groups_of_any_order_give_the_gradients_of_whole_weights() {
         model.specs.iter_mut().for_each(|spec| spec.placement.cuts[0].alignment = 2);
         let acts = there_and_back(&[0, 1, 2, 1]);
         let want = model.whole(&vec![acts.clone(); 3]);
-        for machine in machines() {
-            let got = model.run(&machine, |stand| {
+        for machine in &machines {
+            let got = model.run(machine, |stand| {
                 (0..3).try_for_each(|_| stand.pass(&acts))?;
                 stand.found()
             });
@@ -187,12 +187,13 @@ fn experts(gtp: u32, egtp: u32) -> Model {
 
 #[test]
 fn experts_are_cut_and_averaged_over_their_own_grid() {
+    let machines = machines();
     for (gtp, egtp) in [(4, 1), (2, 4), (4, 2), (1, 2), (1, 4), (4, 4)] {
         let model = experts(gtp, egtp);
         let acts = there_and_back(&[0, 1]);
         let want = model.whole(&vec![acts.clone(); 3]);
-        for machine in machines() {
-            let got = model.run(&machine, |stand| {
+        for machine in &machines {
+            let got = model.run(machine, |stand| {
                 (0..3).try_for_each(|_| stand.pass(&acts))?;
                 stand.found()
             });

@@ -8,7 +8,7 @@ use gtp::{Drain, GtpError, PassKind};
 use pgroups::{Pass, Turn, Weights};
 
 use crate::api::{
-    rig::{Caught, machines},
+    rig::{Caught, hosts, machines},
     script::{Act, forward, there_and_back},
     stand::{Model, Stand, check_all},
 };
@@ -83,14 +83,15 @@ fn run(
 
 #[test]
 fn submitted_and_replayed_parts_of_a_pass_mix_in_every_way() {
+    let machines = machines();
     for (look_ahead, drain) in [(0, Drain::Whole), (1, Drain::TwoStage), (2, Drain::TwoStage), (3, Drain::Whole)] {
         let mut model = Model::new(2, &[(4, 4), (6, 4), (4, 4), (4, 4)]).look_ahead(look_ahead);
         model.config.drain = drain;
         let parts = layers(&[0, 1, 2, 3]);
         let want = model.whole(&vec![parts.concat(); 18]);
-        for machine in machines() {
+        for machine in &machines {
             for gates in MODES {
-                let got = model.run(&machine, |stand| {
+                let got = model.run(machine, |stand| {
                     (0..2).try_for_each(|_| stand.pass(&parts.concat()))?;
                     let mut set = set(stand, Scope::Layer, gates, 1)?;
                     let graphs = capture(stand, &mut set, PassKind::TRAIN, &parts)?;
@@ -147,7 +148,7 @@ fn a_capture_that_leaves_its_plan_is_refused_by_name_and_all_goes_on() {
     let model = Model::new(3, &[(6, 4), (5, 4), (4, 4)]);
     let acts = there_and_back(&[0, 1, 2]);
     let want = model.whole(&vec![acts.clone(); 6]);
-    for machine in machines() {
+    for machine in hosts() {
         for gates in MODES {
             let got = model.run(&machine, |stand| {
                 (0..2).try_for_each(|_| stand.pass(&acts))?;
@@ -195,7 +196,7 @@ fn a_capture_that_fails_between_two_calls_leaves_nothing_open() {
     let model = Model::new(2, &[(6, 4), (5, 4), (4, 4)]);
     let acts = there_and_back(&[0, 1, 2]);
     let want = model.whole(&vec![acts.clone(); 5]);
-    for machine in machines() {
+    for machine in hosts() {
         let got = model.run(&machine, |stand| {
             (0..2).try_for_each(|_| stand.pass(&acts))?;
             let mut set = set(stand, Scope::Microbatch, GateMode::InGraph, 1)?;
@@ -223,7 +224,7 @@ fn a_kind_of_pass_that_nobody_has_planned_is_not_captured() {
     let model = Model::new(2, &[(4, 4), (6, 4)]);
     let acts = forward(&[0, 1]);
     let want = model.whole(&vec![acts.clone(); 2]);
-    for machine in machines() {
+    for machine in hosts() {
         let got = model.run(&machine, |stand| {
             let mut set = set(stand, Scope::Microbatch, GateMode::InGraph, 1)?;
             let refused = capture(stand, &mut set, PassKind::EVAL, std::slice::from_ref(&acts)).map(drop).unwrap_err();
@@ -285,7 +286,7 @@ fn a_part_that_is_captured_in_a_submitted_pass_is_refused_by_name() {
     let model = Model::new(2, &[(4, 4), (6, 4)]);
     let parts = layers(&[0, 1]);
     let want = model.whole(&[parts.concat(), parts[0].clone(), parts.concat(), parts.concat()]);
-    for machine in machines() {
+    for machine in hosts() {
         let got = model.run(&machine, |stand| {
             stand.pass(&parts.concat())?;
             let mut set = set(stand, Scope::Layer, GateMode::InGraph, 1)?;
@@ -308,7 +309,7 @@ fn a_part_that_is_captured_in_a_submitted_pass_is_refused_by_name() {
 #[test]
 fn going_on_with_a_pass_that_was_not_begun_is_refused() {
     let model = Model::new(2, &[(4, 4)]);
-    model.run(&machines()[0], |stand| {
+    model.run(&hosts()[0], |stand| {
         let Stand { gtp, script, .. } = stand;
         let mut weights = gtp.resume(Turn::eager(Pass::Forward));
         let refused = script.play(&mut weights, &[Act::Take(0)]).unwrap_err();

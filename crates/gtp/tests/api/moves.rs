@@ -6,7 +6,7 @@ use pgroups::{Pass, Turn, Weights};
 
 use crate::api::{
     mixed::told,
-    rig::{machines, options},
+    rig::{hosts, options},
     script::{Act, there_and_back},
     stand::{Model, check_all},
 };
@@ -19,7 +19,7 @@ fn model() -> Model {
 fn what_was_not_asked_for_is_neither_given_back_nor_done() {
     let order = there_and_back(&[0, 1, 2]);
     let want = model().whole(&vec![order.clone(); 4]);
-    for machine in machines() {
+    for machine in hosts() {
         let got = model().run(&machine, |stand| {
             // Without a plan, and with one.
             for _ in 0..2 {
@@ -47,7 +47,7 @@ fn what_was_not_asked_for_is_neither_given_back_nor_done() {
 fn a_gradient_that_is_being_written_is_not_given_away_again() {
     let order = there_and_back(&[0, 1, 2]);
     let want = model().whole(&vec![order.clone(); 2]);
-    for machine in machines() {
+    for machine in hosts() {
         let got = model().run(&machine, |stand| {
             for _ in 0..2 {
                 let mut weights = stand.gtp.pass(PassKind::TRAIN, Turn::eager(Pass::Forward))?;
@@ -109,7 +109,7 @@ fn a_pass_that_leaves_its_plan_is_behind_every_stream_of_the_one_before() {
     let model = Model::new(2, &[(4, 4); 2]);
     let passes = [&branched, &branched, &branched, &other, &branched, &branched, &branched].map(Clone::clone);
     let want = model.whole(&passes);
-    for machine in machines() {
+    for machine in hosts() {
         let got = model.run(&machine, |stand| {
             passes.iter().try_for_each(|acts| stand.pass(acts))?;
             stand.found()
@@ -173,7 +173,7 @@ fn branches_on_two_streams_keep_their_slots_and_join_the_next_pass() {
     for look_ahead in 0..3 {
         let model = Model::new(2, &[(4, 4); 5]).look_ahead(look_ahead);
         let want = model.whole(&[&acts, &eval, &acts, &eval, &acts, &acts, &eval].map(Clone::clone));
-        for machine in machines() {
+        for machine in hosts() {
             let got = model.run(&machine, |stand| {
                 for _ in 0..2 {
                     stand.pass(&acts)?;

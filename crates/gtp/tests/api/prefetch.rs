@@ -114,12 +114,12 @@ fn uses_inside_uses_keep_their_slots_until_the_outer_one_ends() {
         forward(&[1, 2]),
         vec![Act::Take(3), Act::Take(2), Act::Back(3), Act::Take(1), Act::Back(2), Act::Back(1)],
     ];
-    let acts = nested.concat();
+    let (machines, acts) = (machines(), nested.concat());
     for look_ahead in 0..3 {
         let model = Model::new(2, &[(4, 4); 4]).look_ahead(look_ahead);
         let want = model.whole(&vec![acts.clone(); 3]);
-        for machine in machines() {
-            let got = model.run(&machine, |stand| {
+        for machine in &machines {
+            let got = model.run(machine, |stand| {
                 (0..3).try_for_each(|_| stand.pass(&acts))?;
                 let plan = stand.plan()?;
                 keep_apart(&plan);

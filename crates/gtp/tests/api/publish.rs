@@ -90,9 +90,10 @@ fn logged(stand: &Stand) -> Result<Vec<f32>, Caught> {
 #[test]
 fn the_second_step_uses_what_the_first_one_wrote_in_whatever_order_weights_come() {
     // Declared 0, 1, 2; used 0, 2, 1: a weight ahead of its turn is published when it is gathered ahead.
+    let machines = machines();
     for order in [[0, 1, 2], [0, 2, 1]] {
-        for machine in machines() {
-            let logs = model().run(&machine, |stand| {
+        for machine in &machines {
+            let logs = model().run(machine, |stand| {
                 let (backend, parts) = (Backend::attach(stand)?, Parts::of(stand));
                 for step in 0..4 {
                     // Every rank has gradients of its own; their mean is 1.

@@ -4,6 +4,7 @@ use std::{error::Error as StdError, time::Duration};
 
 use device::{
     DType, Fresh, Machine, MemoryKind, Options, Stream, View,
+    cuda::CudaOptions,
     ops::{Accumulate, Finish, Gemm, Trans},
 };
 use gtp::{Drain, Gtp, GtpConfig, GtpPlan, PassKind, ShardAxis};
@@ -162,10 +163,20 @@ pub(crate) fn options() -> Options {
     Options { timeout: Duration::from_secs(20), fresh: Fresh::Poisoned }
 }
 
-pub(crate) fn machines() -> Vec<Machine> {
+/// Machines on which sums over ranks have one order.
+pub(crate) fn hosts() -> Vec<Machine> {
     let mut machines = vec![Machine::cpu_with(2, options()).unwrap()];
     machines.extend((0..4).map(|seed| Machine::sim_with(seed, options())));
     machines
+}
+
+/// The first card, if the tests were built for one.
+pub(crate) fn cards() -> Vec<Machine> {
+    crate::cards::cards(CudaOptions::default(), options())
+}
+
+pub(crate) fn machines() -> Vec<Machine> {
+    hosts().into_iter().chain(cards()).collect()
 }
 
 /// Runs `body` with a chain on every rank of `machine`.

@@ -6,6 +6,7 @@ use pgroups::{Pass, Turn, Whole};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::{
+    machines::cards,
     rig::{Case, Layout, Results, Rig, cut, cut_llama, tiny, tiny_llama, values},
     twins::{differing, inputs},
 };
@@ -16,6 +17,7 @@ fn poisoned(workers: usize) -> Machine {
 
 #[test]
 fn plans_workers_simulator_scratch_and_recomputation_change_no_bit() {
+    let cards = cards();
     for (config, len, batch) in [(tiny(), 7, 3), (tiny_llama(), 6, 3), (cut(), 129, 2), (cut_llama(), 129, 2)] {
         let values = values(&GptPlan::new(config.clone()).unwrap(), 2);
         let microbatches = [inputs(&config, batch * len, 1), inputs(&config, batch * len, 5)];
@@ -23,13 +25,20 @@ fn plans_workers_simulator_scratch_and_recomputation_change_no_bit() {
             |recompute| Case { config: config.clone(), values: &values, microbatches: &microbatches, len, recompute };
         let (kept, again) = (case(RecomputeLayers::None), case(RecomputeLayers::All));
         let run = |case: &Case<'_>, machine: Machine| case.run_storing(DType::Bf16, &machine, Layout::Main, None);
+        let plan = kept.plan_storing(DType::Bf16);
+        for card in &cards {
+            let want = run(&kept, card.clone());
+            assert!(want.0.iter().all(|loss| loss.is_finite()));
+            assert_eq!(differing(&want, &run(&again, card.clone())), [""; 0], "recomputation on a card");
+            let planned = kept.run_storing(DType::Bf16, card, Layout::Main, Some(&plan));
+            assert_eq!(differing(&want, &planned), [""; 0], "a plan on a card");
+        }
         let want = run(&kept, poisoned(2));
         assert!(want.0.iter().all(|loss| loss.is_finite()));
         let same = |got: Results, what| assert_eq!(differing(&want, &got), [""; 0], "{what}");
         same(run(&kept, poisoned(1)), "one worker");
         same(run(&kept, Machine::sim(3)), "the simulator");
         same(run(&again, poisoned(2)), "recomputation");
-        let plan = kept.plan_storing(DType::Bf16);
         same(kept.run_storing(DType::Bf16, &poisoned(2), Layout::Main, Some(&plan)), "a plan");
         // Through scratch two contributions are added in another order than into the gradient itself.
         let scratch = kept.run_storing(DType::Bf16, &poisoned(2), Layout::Scratch, None);

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use device::{DType, Machine};
+use device::DType;
 use model::RecomputeLayers;
 use serde_json::Value;
 
 use crate::{
     golden_case::GoldenCase,
+    machines::machines,
     rig::{Case, Layout},
 };
 
@@ -42,15 +43,17 @@ fn gradients(file: &Value) -> Gradients {
 
 #[test]
 fn loss_and_gradients_are_those_of_pytorch() {
-    for case in GoldenCase::all().into_iter().filter(|case| case.dtype == DType::F32) {
-        let (file, name) = (golden(case.name), case.name);
+    let machines = machines();
+    let cases = || GoldenCase::all().into_iter().filter(|case| case.dtype == DType::F32);
+    for (machine, case) in machines.iter().flat_map(|machine| cases().map(move |case| (machine, case))) {
+        let (file, name) = (golden(case.name), format!("{} on {}", case.name, machine.driver()));
         let config = case.plan.config().clone();
         let model: Value = serde_json::from_str(&case.plan.export_config()).unwrap();
         assert_eq!(file["model"], model, "the golden file is of another model");
         let (microbatches, recompute) = ([(case.tokens, case.targets)], RecomputeLayers::None);
         let (losses, got) =
             Case { config, values: &case.values, microbatches: &microbatches, len: case.len, recompute }
-                .run(&Machine::cpu(2).unwrap(), Layout::Main);
+                .run(machine, Layout::Main);
         let (loss, want) = (number(&file["loss"]), gradients(&file));
         assert!((f64::from(losses[0]) - loss).abs() <= 2e-6 * loss, "{name}: loss {} of {loss}", losses[0]);
         assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>());
@@ -74,12 +77,14 @@ fn rms(values: impl ExactSizeIterator<Item = f64>) -> f64 {
 
 #[test]
 fn loss_and_gradients_in_bf16_are_as_near_to_f64_as_those_of_pytorch_in_bf16() {
-    for case in GoldenCase::all().into_iter().filter(|case| case.dtype == DType::Bf16) {
-        let (file, name) = (golden(case.name), case.name);
+    let machines = machines();
+    let cases = || GoldenCase::all().into_iter().filter(|case| case.dtype == DType::Bf16);
+    for (machine, case) in machines.iter().flat_map(|machine| cases().map(move |case| (machine, case))) {
+        let (file, name) = (golden(case.name), format!("{} on {}", case.name, machine.driver()));
         let config = case.plan.config().clone();
         let (microbatches, recompute) = ([(case.tokens, case.targets)], RecomputeLayers::None);
         let run = Case { config, values: &case.values, microbatches: &microbatches, len: case.len, recompute };
-        let (losses, got) = run.run_storing(case.dtype, &Machine::cpu(2).unwrap(), Layout::Main, None);
+        let (losses, got) = run.run_storing(case.dtype, machine, Layout::Main, None);
         // Half a step of bf16, 2⁻⁹ of a token's loss, in the mean over 51 tokens: 2⁻¹², and room for four of them.
         let (loss, bound) = (number(&file["loss"]), 1.0 / 1024.0);
         assert!((f64::from(losses[0]) - loss).abs() <= bound * loss, "{name}: loss {} of {loss}", losses[0]);

@@ -2,18 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use device::{Fresh, Machine, Options};
 use model::{Arch, GptConfig, GptPlan, LlamaConfig, Output, RecomputeLayers};
 
 use crate::{
+    machines::machines,
     reference::{Reference, Values, differences},
     rig::{Case, Layout, Results, exact, ids, tiny, tiny_llama, values},
 };
-
-/// A worker and memory that holds NaN until it is written.
-fn poisoned() -> Machine {
-    Machine::cpu_with(2, Options { fresh: Fresh::Poisoned, ..Options::default() }).unwrap()
-}
 
 /// max|a − b| ≤ 2e-6 · max|b| per tensor, with a floor of 2e-7 of the model's largest gradient.
 fn assert_gradients(got: &BTreeMap<String, Vec<f32>>, want: &Values, what: &str) {
@@ -50,10 +45,15 @@ fn against_reference(config: GptConfig, sequences: usize, len: usize, layout: La
         len,
         recompute: RecomputeLayers::None,
     };
-    let (losses, gradients) = case.run(&poisoned(), layout);
     let ([(tokens, targets)], exact) = (&microbatches, exact(&values));
-    assert_loss(losses[0], Reference { config: &config, values: &exact }.loss(tokens, targets, len), &what);
-    assert_gradients(&gradients, &differences(&config, &exact, tokens, targets, len), &what);
+    let loss = Reference { config: &config, values: &exact }.loss(tokens, targets, len);
+    let want = differences(&config, &exact, tokens, targets, len);
+    for machine in machines() {
+        let what = format!("{what} on {}", machine.driver());
+        let (losses, gradients) = case.run(&machine, layout);
+        assert_loss(losses[0], loss, &what);
+        assert_gradients(&gradients, &want, &what);
+    }
 }
 
 #[test]
@@ -116,7 +116,8 @@ fn accumulates_to_the_joint_batch(config: GptConfig) {
     let (first, second) = (batch(&config, 2, 7, 3), batch(&config, 2, 7, 4));
     let joint = ([&first.0[..], &second.0].concat(), [&first.1[..], &second.1].concat());
     let want = differences(&config, &exact, &joint.0, &joint.1, 7);
-    for layout in [Layout::Main, Layout::Scratch, Layout::Mixed] {
+    let (machines, layouts) = (machines(), [Layout::Main, Layout::Scratch, Layout::Mixed]);
+    for (machine, layout) in machines.iter().flat_map(|machine| layouts.map(|layout| (machine, layout))) {
         let microbatches = [first.clone(), second.clone()];
         let case = Case {
             config: config.clone(),
@@ -125,8 +126,8 @@ fn accumulates_to_the_joint_batch(config: GptConfig) {
             len: 7,
             recompute: RecomputeLayers::None,
         };
-        let (losses, gradients): Results = case.run(&poisoned(), layout);
-        let what = format!("{layout:?}");
+        let (losses, gradients): Results = case.run(machine, layout);
+        let what = format!("{layout:?} on {}", machine.driver());
         for (loss, (tokens, targets)) in losses.iter().zip(&microbatches) {
             assert_loss(*loss, Reference { config: &config, values: &exact }.loss(tokens, targets, 7), &what);
         }
@@ -155,8 +156,8 @@ fn rest_has_no_gradient(config: GptConfig, tables: &[&str]) {
         len: 7,
         recompute: RecomputeLayers::None,
     };
-    let (_, gradients) = case.run(&poisoned(), Layout::Main);
-    for table in tables {
+    for (machine, table) in machines().iter().flat_map(|machine| tables.iter().map(move |table| (machine, table))) {
+        let (_, gradients) = case.run(machine, Layout::Main);
         let (valid, rest) = gradients[*table].split_at(config.vocab * config.dim);
         assert!(rest.iter().all(|g| *g == 0.0), "{table}: {rest:?}");
         assert!(valid.chunks(config.dim).all(|row| row.iter().any(|g| *g != 0.0)), "{table}");

@@ -7,6 +7,7 @@ use model::{Arch, GptConfig, GptPlan, LlamaConfig, Output, RecomputeLayers};
 use pgroups::{GlobalRank, Group, GroupsPlan, Key, Pass, ProcessGroups, Rank, Sequence, local};
 
 use crate::{
+    machines::cards,
     rig::{ids, values},
     tensor_rig::{Batches, Work, alone, assert_agree, flat, tensor_groups, together, together_in},
 };
@@ -45,41 +46,50 @@ fn poisoned(workers: usize) -> Machine {
     Machine::cpu_with(workers, Options { fresh: Fresh::Poisoned, ..Options::default() }).unwrap()
 }
 
-fn against_one_rank(config: &GptConfig, tp: u32, sequence: Sequence, recompute: &RecomputeLayers) {
+/// On hosts, and on `cards`.
+fn against_one_rank(
+    config: &GptConfig,
+    (tp, sequence): (u32, Sequence),
+    recompute: &RecomputeLayers,
+    cards: &[Machine],
+) {
     let what = format!("{config:?} over {tp}, {sequence:?}, {recompute:?}");
     let values = values(&GptPlan::new(config.clone()).unwrap(), 5);
     let work = Work { config: config.clone(), values: &values, sequence, len: 7, recompute: recompute.clone() };
     let batches = batches(config, 2, 7, 1);
     let want = alone(&poisoned(1), &work, &batches);
     let members: Vec<u32> = (0..tp).collect();
-    for machine in [poisoned(2), Machine::sim(u64::from(tp))] {
-        let got = together(&machine, &[&members], &work, std::slice::from_ref(&batches));
+    for machine in [poisoned(2), Machine::sim(u64::from(tp))].iter().chain(cards) {
+        let got = together(machine, &[&members], &work, std::slice::from_ref(&batches));
         assert_agree(&got[0], &want, &format!("{what} on {}", machine.driver()));
     }
 }
 
 #[test]
 fn gpt2_over_a_tensor_group_has_the_losses_and_gradients_of_one_rank() {
-    for (tp, sequence) in [2, 4].into_iter().flat_map(|tp| SEQUENCES.map(|sequence| (tp, sequence))) {
-        against_one_rank(&gpt2(), tp, sequence, &RecomputeLayers::None);
+    let cards = cards();
+    for group in [2, 4].into_iter().flat_map(|tp| SEQUENCES.map(|sequence| (tp, sequence))) {
+        against_one_rank(&gpt2(), group, &RecomputeLayers::None, &cards);
     }
 }
 
 #[test]
 fn llama_over_a_tensor_group_has_the_losses_and_gradients_of_one_rank() {
-    for (tp, sequence) in [2, 4].into_iter().flat_map(|tp| SEQUENCES.map(|sequence| (tp, sequence))) {
-        against_one_rank(&llama(), tp, sequence, &RecomputeLayers::None);
+    let cards = cards();
+    for group in [2, 4].into_iter().flat_map(|tp| SEQUENCES.map(|sequence| (tp, sequence))) {
+        against_one_rank(&llama(), group, &RecomputeLayers::None, &cards);
     }
     for sequence in SEQUENCES {
-        against_one_rank(&grouped(), 2, sequence, &RecomputeLayers::None);
+        against_one_rank(&grouped(), (2, sequence), &RecomputeLayers::None, &cards);
     }
 }
 
 #[test]
 fn recomputed_layers_over_a_tensor_group_have_the_same_gradients() {
+    let cards = cards();
     for sequence in SEQUENCES {
-        against_one_rank(&gpt2(), 2, sequence, &RecomputeLayers::All);
-        against_one_rank(&llama(), 2, sequence, &RecomputeLayers::These(vec![1]));
+        against_one_rank(&gpt2(), (2, sequence), &RecomputeLayers::All, &cards);
+        against_one_rank(&llama(), (2, sequence), &RecomputeLayers::These(vec![1]), &cards);
     }
 }
 
@@ -101,13 +111,14 @@ fn short_sequences_are_split_across_their_ends() {
 
 #[test]
 fn permuted_groups_with_gaps_work_side_by_side_on_their_own_samples() {
+    let machines: Vec<_> = [poisoned(2), Machine::sim(3)].into_iter().chain(cards()).collect();
     for (config, sequence) in [(gpt2(), Sequence::Split), (llama(), Sequence::Whole), (llama(), Sequence::Split)] {
         let values = values(&GptPlan::new(config.clone()).unwrap(), 6);
         let work = Work { config: config.clone(), values: &values, sequence, len: 7, recompute: RecomputeLayers::None };
         let samples = [batches(&config, 1, 7, 20), batches(&config, 1, 7, 60)];
         let want = samples.each_ref().map(|batches| alone(&poisoned(1), &work, batches));
-        for machine in [poisoned(2), Machine::sim(3)] {
-            let got = together(&machine, &[&[3, 0], &[1, 2]], &work, &samples);
+        for machine in &machines {
+            let got = together(machine, &[&[3, 0], &[1, 2]], &work, &samples);
             for (got, want) in got.iter().zip(&want) {
                 assert_agree(got, want, &format!("{sequence:?} on {}", machine.driver()));
             }

@@ -8,7 +8,12 @@ use cudarc::{
 };
 use device::View;
 
+use self::comm_settings::settings;
 use crate::Collective;
+
+/// Of the driver whose groups are measured beside this.
+#[path = "../../../device/src/cuda/comm_settings.rs"]
+mod comm_settings;
 
 /// A communicator of its own with a member for each rank.
 pub(crate) struct Plain(Vec<Member>);
@@ -39,7 +44,8 @@ impl Plain {
         result::group_start().map_err(|error| told("ncclGroupStart", &error))?;
         for (member, rank) in members.iter_mut().zip(0..) {
             member.bind()?;
-            let mut config = config(shared);
+            // With several ranks on a card one block each, as our groups have there.
+            let mut config = settings(shared.then_some(1));
             // SAFETY: the handle is written at the latest when the group ends, below; the settings are copied.
             let made =
                 unsafe { sys::ncclCommInitRankConfig(&mut member.comm, ranks as i32, id, rank, &mut config).result() };
@@ -51,34 +57,6 @@ impl Plain {
 
     pub(crate) fn member(&self, rank: u32) -> &Member {
         &self.0[rank as usize]
-    }
-}
-
-/// As NCCL thinks best; with several ranks on a card one block each, as our groups have there.
-fn config(shared: bool) -> sys::ncclConfig_t {
-    const UNDEFINED: i32 = i32::MIN;
-    let ctas = if shared { 1 } else { UNDEFINED };
-    sys::ncclConfig_t {
-        size: size_of::<sys::ncclConfig_t>(),
-        magic: 0xcafe_beef,
-        version: 2_30_00,
-        blocking: 1,
-        cgaClusterSize: UNDEFINED,
-        minCTAs: ctas,
-        maxCTAs: ctas,
-        netName: ptr::null(),
-        splitShare: UNDEFINED,
-        trafficClass: UNDEFINED,
-        commName: ptr::null(),
-        collnetEnable: UNDEFINED,
-        CTAPolicy: UNDEFINED,
-        shrinkShare: UNDEFINED,
-        nvlsCTAs: UNDEFINED,
-        nChannelsPerNetPeer: UNDEFINED,
-        nvlinkCentricSched: UNDEFINED,
-        graphUsageMode: UNDEFINED,
-        numRmaCtx: UNDEFINED,
-        maxP2pPeers: UNDEFINED,
     }
 }
 

@@ -2,13 +2,10 @@
 
 use std::{fs::File, time::Duration};
 
-use device::{
-    DType, Machine, Options,
-    cuda::{CudaOptions, prepare},
-};
+use device::{DType, Machine, Options, cuda::CudaOptions};
 use pgroups::{Group, PgError, Rank, local};
 
-use crate::running_support::*;
+use crate::{cards::cards, running_support::*};
 
 /// A machine, and the right to its card: one test after the other uses it.
 pub(crate) struct Card {
@@ -21,14 +18,11 @@ pub(crate) fn card() -> Card {
 }
 
 pub(crate) fn card_with(ctas: Option<u32>, timeout: Duration) -> Card {
-    // Tests have no `main` of ours: the first one that comes here starts all of them again.
-    prepare().expect("the environment can be prepared");
     let turn = File::create(std::env::temp_dir().join("warpweft-test-card.lock")).unwrap();
     turn.lock().unwrap();
-    let kernel_cache = Some(std::env::temp_dir().join("warpweft-test-kernels"));
-    let options = CudaOptions { kernel_cache, ctas, ..CudaOptions::default() };
-    let machine = Machine::cuda_with(options, Options { timeout, ..Options::default() });
-    Card { machine: machine.unwrap_or_else(|error| panic!("{}", error.chain())), _turn: turn }
+    let cuda = CudaOptions { ctas, ..CudaOptions::default() };
+    let machine = cards(cuda, Options { timeout, ..Options::default() }).remove(0);
+    Card { machine, _turn: turn }
 }
 
 impl Card {

@@ -1,13 +1,13 @@
 //! The planned arena against what a run touches.
 
-use device::{Fresh, Machine, MemoryKind, Options, View};
+use device::{Fresh, Machine, MemoryKind, Options, View, cuda::CudaOptions};
 
 use super::{
     eval::{Evaluator, eval_windows},
     plan::{any_corpus, batches, plan_run},
     rank::{Plans, RankRun},
 };
-use crate::{Config, TrainError};
+use crate::{Config, TrainError, cards::cards};
 
 fn config() -> Config {
     let text = "[model]\narch = \"gpt2\"\nlayers = 3\ndim = 48\nheads = 3\nseq_len = 17\n[layout]\ndp = 2\n\
@@ -57,10 +57,8 @@ fn planned_memory_gives_the_losses_of_memory_that_nothing_shares() {
     let config = config();
     let plan = plan_run(&config).expect("a plan");
     let corpus = any_corpus(&config).expect("text");
-    let losses = |plans: Option<&Plans>| {
-        let options = Options { fresh: Fresh::Poisoned, ..Options::default() };
-        let machine = Machine::cpu_with(2, options).expect("two workers");
-        let ranks = pgroups::local(&machine, 2, |rank| -> Result<_, TrainError> {
+    let losses = |machine: &Machine, plans: Option<&Plans>| {
+        let ranks = pgroups::local(machine, 2, |rank| -> Result<_, TrainError> {
             let mut run = RankRun::build(&rank, &config, plans)?;
             let mut batches = batches(&config, &corpus, rank.global.0)?;
             let mut losses = Vec::new();
@@ -74,9 +72,13 @@ fn planned_memory_gives_the_losses_of_memory_that_nothing_shares() {
         });
         ranks.expect("the run")
     };
-    let planned = losses(Some(&plan.plans()));
-    assert_eq!(planned, losses(None));
-    assert!(planned[0].iter().all(|bits| f32::from_bits(*bits).is_finite()));
+    let options = Options { fresh: Fresh::Poisoned, ..Options::default() };
+    let host = Machine::cpu_with(2, options.clone()).expect("two workers");
+    for machine in [host].into_iter().chain(cards(CudaOptions::default(), options)) {
+        let planned = losses(&machine, Some(&plan.plans()));
+        assert_eq!(planned, losses(&machine, None), "on {}", machine.driver());
+        assert!(planned[0].iter().all(|bits| f32::from_bits(*bits).is_finite()));
+    }
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! Initial values and raw gradients do not depend on how a model is laid out over ranks.
 
-use device::{Machine, View};
+use device::{Machine, Options, View, cuda::CudaOptions};
 use pgroups::{GlobalRank, Layout, ParamSpec, Rank, ShardMap};
 
 use super::{
-    plan::{any_corpus, batches},
+    plan::{any_corpus, batches, plan_run},
     rank::{RankRun, data_place, gpt_plan},
 };
-use crate::{Config, TrainError};
+use crate::{Config, TrainError, cards::cards};
 
 /// 257 rows of the table divide over nothing, and few of the other sizes over four ranks: there is padding everywhere.
 const MODEL: &str = "[model]\nlayers = 2\ndim = 24\nheads = 4\nseq_len = 10\nvocab = 257\n[train]\nsteps = 1\n\
@@ -37,17 +37,32 @@ fn flat<'v>(run: &RankRun, parts: impl Iterator<Item = (usize, &'v View)>) -> Re
     Ok(flat)
 }
 
-/// Of every rank the loss, values as they were filled, and gradients that it has reduced.
-fn ran(settings: &[&str]) -> Vec<(f32, Vec<f32>, Vec<f32>, ddp::BucketPlan)> {
+fn machines() -> Vec<Machine> {
+    [Machine::sim(5)].into_iter().chain(cards(CudaOptions::default(), Options::default())).collect()
+}
+
+/// Of every rank the loss, values as they were filled and behind all steps, and gradients that it has reduced.
+struct OfRank {
+    loss: f32,
+    filled: Vec<f32>,
+    values: Vec<f32>,
+    grads: Vec<f32>,
+    plan: ddp::BucketPlan,
+}
+
+/// Steps of the same samples, one for each of `rates`; if the configuration has graphs, all but the first are replays.
+fn ran(machine: &Machine, settings: &[&str], rates: &[f32]) -> Vec<OfRank> {
     let config = config(settings);
     let corpus = any_corpus(&config).expect("text");
-    let ranks = pgroups::local(&Machine::sim(5), config.ranks().world_size(), |rank: Rank| -> Result<_, TrainError> {
-        let mut run = RankRun::build(&rank, &config, None)?;
+    let plans = config.graph.scope().map(|_| plan_run(&config).expect("a plan").plans());
+    let ranks = pgroups::local(machine, config.ranks().world_size(), |rank: Rank| -> Result<_, TrainError> {
+        let mut run = RankRun::build(&rank, &config, plans.as_ref())?;
         let buckets: Vec<_> = run.parallel.buckets().collect();
         let plan = run.parallel.buffers.plan().clone();
         let ids = || plan.groups().iter().flatten();
         let start = |id: &ddp::BucketId| plan.bucket(*id).range.start;
-        let values = flat(&run, ids().map(start).zip(buckets.iter().map(|bucket| &bucket.values)))?;
+        let all = |run: &RankRun| flat(run, ids().map(start).zip(buckets.iter().map(|bucket| &bucket.values)));
+        let filled = all(&run)?;
         let place = data_place(&run.groups)?;
         let batch = batches(&config, &corpus, place)?.next_batch()?;
         // The corpus has one letter only: other tokens, which follow from their place in the global batch.
@@ -57,15 +72,19 @@ fn ran(settings: &[&str]) -> Vec<(f32, Vec<f32>, Vec<f32>, ddp::BucketPlan)> {
         let tokens: Vec<_> = (0..count).map(|at| (other(first(at)), other(first(at) + 1))).collect();
         let microbatches: Vec<_> =
             tokens.iter().map(|(inputs, targets)| data::Microbatch { inputs, targets }).collect();
-        // The first step plans what the second one gathers ahead; at a rate of 0 both have the same weights.
-        (0..2).try_for_each(|_| run.step(&microbatches, 0.0))?;
+        // The first step plans what the second one gathers ahead.
+        run.step(&microbatches, rates[0])?;
+        run.capture(&config)?;
+        rates[1..].iter().try_for_each(|rate| run.step(&microbatches, *rate))?;
         run.parallel.read_grads(&run.stream)?;
         let loss = run.stream.download::<f32>(&run.loss)?.wait()?[0];
         let shard = run.parallel.replica_place().0;
         let own = ids().map(|id| plan.buffers()[id.buffer].shard(id.bucket, shard).start);
         let grads = flat(&run, own.zip(buckets.iter().map(|bucket| &bucket.own_grads)))?;
+        run.parallel.publish(&run.stream)?;
+        let values = all(&run)?;
         run.meet()?;
-        Ok((loss, values, grads, plan))
+        Ok(OfRank { loss, filled, values, grads, plan })
     });
     ranks.expect("the step")
 }
@@ -92,13 +111,14 @@ fn together(layout: &Layout, specs: &[ParamSpec], ranks: &[(&[f32], &ddp::Bucket
     specs.iter().enumerate().map(whole).collect()
 }
 
-fn step(settings: &[&str]) -> Together {
-    let (ranks, config) = (ran(settings), config(settings));
+/// At a rate of 0 both steps have the same weights.
+fn step(machine: &Machine, settings: &[&str]) -> Together {
+    let (ranks, config) = (ran(machine, settings, &[0.0; 2]), config(settings));
     let (layout, specs) = (config.ranks(), gpt_plan(&config).expect("a plan").specs());
     let (values, grads): (Vec<_>, Vec<_>) =
-        ranks.iter().map(|(_, values, grads, plan)| ((&values[..], plan), (&grads[..], plan))).unzip();
+        ranks.iter().map(|rank| ((&rank.filled[..], &rank.plan), (&rank.grads[..], &rank.plan))).unzip();
     Together {
-        losses: ranks.iter().map(|rank| rank.0).collect(),
+        losses: ranks.iter().map(|rank| rank.loss).collect(),
         values: together(&layout, &specs, &values),
         grads: together(&layout, &specs, &grads),
     }
@@ -109,8 +129,8 @@ fn largest(values: &[f32]) -> f32 {
 }
 
 /// Invariant 13 for one layout.
-fn assert_same(settings: &[&str], want: &Together) {
-    let got = step(settings);
+fn assert_same(machine: &Machine, settings: &[&str], want: &Together) {
+    let got = step(machine, settings);
     for loss in &got.losses {
         let one = want.losses[0];
         assert!((loss - one).abs() <= 2e-6 * one, "{settings:?}: {loss} and {one}");
@@ -144,8 +164,8 @@ fn settings([tp, gtp, dp]: [u32; 3], microbatches: u32, more: &[&str]) -> Vec<St
 
 #[test]
 fn values_and_gradients_are_those_of_one_rank_on_every_layout() {
-    for arch in ARCHS {
-        let want = step(arch);
+    for (machine, arch) in machines().iter().flat_map(|machine| ARCHS.map(|arch| (machine, arch))) {
+        let (want, mut turn) = (step(machine, arch), 0);
         assert!(want.grads.iter().all(|(_, grad)| largest(grad) > 0.0), "every parameter learns");
         for layout @ [tp, gtp, dp] in LAYOUTS {
             let split: &[_] =
@@ -153,14 +173,65 @@ fn values_and_gradients_are_those_of_one_rank_on_every_layout() {
             let sharded: &[_] =
                 if dp > 1 { &["optimizer.distributed=false", "optimizer.distributed=true"] } else { &[""] };
             for (split, sharded) in split.iter().flat_map(|split| sharded.iter().map(move |sharded| (split, sharded))) {
-                for (microbatches, recompute) in [(1, "none"), (1, "block"), (4, "none"), (4, "block")] {
+                let all = [(1, "none"), (1, "block"), (4, "none"), (4, "block")];
+                turn += 1;
+                // On a card one of them.
+                let ways = if machine.driver() == "cuda" { &all[turn % 4..=turn % 4] } else { &all[..] };
+                for &(microbatches, recompute) in ways {
                     let recompute = format!("train.recompute={recompute}");
                     let narrow = if gtp > 1 && microbatches > 1 { "gtp.alignment=3" } else { "" };
                     let more = [*split, *sharded, narrow, "ddp.bucket_size=5000", &recompute];
                     let more = [arch, &more.into_iter().filter(|m| !m.is_empty()).collect::<Vec<_>>()].concat();
                     let all = settings(layout, microbatches, &more);
-                    assert_same(&all.iter().map(String::as_str).collect::<Vec<_>>(), &want);
+                    assert_same(machine, &all.iter().map(String::as_str).collect::<Vec<_>>(), &want);
                 }
+            }
+        }
+    }
+}
+
+/// On four and eight ranks along one axis, and on eight along two.
+const MORE: [[u32; 3]; 3] = [[4, 1, 1], [1, 4, 2], [1, 1, 8]];
+
+#[test]
+fn values_and_gradients_are_those_of_one_rank_on_tensor_groups_of_four_and_on_eight_ranks() {
+    for machine in machines() {
+        let want = step(&machine, ARCHS[0]);
+        for layout in MORE {
+            let all = settings(layout, 1, &["model.arch=gpt2", "optimizer.distributed=true", "ddp.bucket_size=5000"]);
+            assert_same(&machine, &all.iter().map(String::as_str).collect::<Vec<_>>(), &want);
+        }
+    }
+}
+
+/// Ways to capture steps.
+const GRAPHS: [&[&str]; 7] = [
+    &["graph.scope=layer", "graph.gates=in-graph"],
+    &["graph.scope=layer", "graph.gates=before-replay"],
+    &["graph.scope=chunk", "graph.gates=in-graph"],
+    &["graph.scope=chunk", "graph.gates=before-replay"],
+    &["graph.scope=microbatch", "graph.gates=in-graph"],
+    &["graph.scope=microbatch", "graph.gates=before-replay"],
+    &["graph.scope=step"],
+];
+
+#[test]
+fn replays_of_every_scope_in_both_modes_give_the_bits_of_eager_steps_on_every_layout() {
+    for machine in machines() {
+        for (at, layout) in LAYOUTS.into_iter().chain(MORE).enumerate() {
+            let run = |graphs: &[&str]| -> Vec<Vec<u32>> {
+                let sharded = if layout[2] > 1 { &["optimizer.distributed=true"][..] } else { &[] };
+                let more = [&["model.arch=gpt2", "ddp.bucket_size=5000"][..], sharded, graphs].concat();
+                let all = settings(layout, if layout[1] * layout[2] > 4 { 1 } else { 2 }, &more);
+                let ranks = ran(&machine, &all.iter().map(String::as_str).collect::<Vec<_>>(), &[1e-3; 4]);
+                let of = |rank: OfRank| [vec![rank.loss], rank.values, rank.grads].concat();
+                ranks.into_iter().map(|rank| of(rank).into_iter().map(f32::to_bits).collect()).collect()
+            };
+            let want = run(&[]);
+            // All of them where all axes are, and two by turns on other layouts.
+            let picked = |way: usize| layout == [2, 2, 2] || way == at % 6 || (way == 6 && machine.driver() == "cuda");
+            for (_, graphs) in GRAPHS.iter().enumerate().filter(|(way, _)| picked(*way)) {
+                assert!(run(graphs) == want, "{layout:?}, {graphs:?} on {}", machine.driver());
             }
         }
     }

@@ -3,7 +3,7 @@
 use device::MemoryKind;
 use trainer::{Config, Trained, plan_run};
 
-use crate::fixture::{Folder, bits, losses};
+use crate::fixture::{Folder, bits, losses, on_cards};
 
 const TRAIN: &str = "[train]\nsteps = 12\nglobal_batch = 8\nmicro_batch = 2\nseed = 7\n\
                      [optimizer]\nlr = 3e-3\nwarmup_steps = 3\n";
@@ -38,11 +38,10 @@ fn thirty_steps_end_near_those_in_f32() {
 #[test]
 fn layouts_agree_up_to_roundings() {
     let folder = Folder::with_config(TRAIN);
-    let run = |settings: &[&str]| {
+    let run = |device: &[&str], settings: &[&str]| {
         let always = [BF16, "optimizer.lr=3e-4", "train.eval_interval=6", "log.sample_tokens=0"];
-        folder.train(&[settings, &always].concat())
+        folder.train(&[device, settings, &always].concat())
     };
-    let whole = run(&[]);
     let layouts: [&[&str]; 8] = [
         &["layout.dp=2"],
         &["layout.dp=2", "optimizer.distributed=true", "ddp.bucket_size=3000"],
@@ -53,14 +52,21 @@ fn layouts_agree_up_to_roundings() {
         &["layout.tp=2", "layout.gtp=2", "layout.dp=2", "optimizer.distributed=true", "train.micro_batch=1"],
         &["train.micro_batch=8"],
     ];
-    for layout in layouts {
-        let cut = run(layout);
-        for (a, b) in whole.metrics.iter().zip(&cut.metrics) {
-            // Sums over ranks are of rounded parts. Half a step of bf16, 2⁻⁹ of a token's loss, in the mean over 192 tokens.
-            let same = |a: f32, b: f32| (a - b).abs() <= a.abs() / 8192.0;
-            assert!(same(a.loss, b.loss), "{layout:?}, step {}: {} and {}", a.step, a.loss, b.loss);
-            let (eval, want) = (b.eval_loss.unwrap_or(0.0), a.eval_loss.unwrap_or(0.0));
-            assert!(same(eval, want), "{layout:?}, evaluation behind step {}: {eval} and {want}", a.step);
+    for device in [&[][..]].into_iter().chain(on_cards()) {
+        let whole = run(device, &[]);
+        for layout in layouts {
+            let cut = run(device, layout);
+            for (a, b) in whole.metrics.iter().zip(&cut.metrics) {
+                // Sums over ranks are of rounded parts. Half a step of bf16, 2⁻⁹ of a token's loss, in the mean over 192 tokens.
+                let same = |a: f32, b: f32| (a - b).abs() <= a.abs() / 8192.0;
+                assert!(same(a.loss, b.loss), "{device:?} {layout:?}, step {}: {} and {}", a.step, a.loss, b.loss);
+                let (eval, want) = (b.eval_loss.unwrap_or(0.0), a.eval_loss.unwrap_or(0.0));
+                assert!(
+                    same(eval, want),
+                    "{device:?} {layout:?}, evaluation behind step {}: {eval} and {want}",
+                    a.step
+                );
+            }
         }
     }
 }
@@ -73,16 +79,19 @@ fn graphs_of_every_scope_and_the_simulator_give_the_bits_of_eager_steps() {
         &["layout.dp=2", "model.arch=llama", "optimizer.distributed=true", "train.recompute=block"],
         &["layout.tp=2", "layout.gtp=2"],
     ];
-    for setup in setups {
+    let places = || [&["device.threads=2"][..]].into_iter().chain(on_cards());
+    for (setup, device) in setups.into_iter().flat_map(|setup| places().map(move |place| (setup, place))) {
         let run =
             |more: &[&str]| folder.train(&[setup, &[BF16, "train.eval_interval=4", "train.steps=8"], more].concat());
-        let eager = run(&["device.threads=2"]);
+        let eager = run(device);
         assert!(losses(&eager.metrics).iter().all(|loss| loss.is_finite()));
-        let sim = run(&["device.kind=sim", "device.seed=3"]);
-        assert_eq!((bits(&sim), &sim.sample), (bits(&eager), &eager.sample), "{setup:?}, the simulator");
+        if !device.contains(&"device.kind=cuda") {
+            let sim = run(&["device.kind=sim", "device.seed=3"]);
+            assert_eq!((bits(&sim), &sim.sample), (bits(&eager), &eager.sample), "{setup:?}, the simulator");
+        }
         for scope in ["layer", "chunk", "microbatch", "step"] {
-            let graphs = run(&[&format!("graph.scope={scope}")]);
-            assert_eq!((bits(&graphs), &graphs.sample), (bits(&eager), &eager.sample), "{setup:?} {scope}");
+            let graphs = run(&[&[format!("graph.scope={scope}").as_str()], device].concat());
+            assert_eq!((bits(&graphs), &graphs.sample), (bits(&eager), &eager.sample), "{setup:?} {scope} {device:?}");
         }
     }
 }

@@ -17,6 +17,7 @@ impl Folder {
         let test = format!("trainer-test-{}-{:?}", std::process::id(), std::thread::current().id());
         let names = (0..).map(|n| std::env::temp_dir().join(format!("{test}-{n}")));
         let path = names.into_iter().find(|path| fs::create_dir(path).is_ok()).expect("BUG: some name is free");
+        share_kernels(&path);
         Folder(path)
     }
 
@@ -56,6 +57,31 @@ impl Folder {
         trainer::train(&config, options).unwrap()
     }
 }
+
+/// Settings that put a run on the first card, if the tests were built for one; they then run one after the other
+/// (`--test-threads=1`).
+#[cfg(feature = "gpu-tests")]
+pub(crate) fn on_cards() -> Vec<&'static [&'static str]> {
+    // Tests have no `main` of ours: the first one that comes here starts all of them again.
+    device::cuda::prepare().expect("the environment can be prepared");
+    vec![&["device.kind=cuda", "device.measure_products=false", "device.timeout_seconds=20"]]
+}
+
+#[cfg(not(feature = "gpu-tests"))]
+pub(crate) fn on_cards() -> Vec<&'static [&'static str]> {
+    Vec::new()
+}
+
+/// Runs of a folder find compiled kernels beside it: those of all tests.
+#[cfg(feature = "gpu-tests")]
+fn share_kernels(folder: &Path) {
+    let kernels = std::env::temp_dir().join("warpweft-test-kernels");
+    fs::create_dir_all(&kernels).unwrap();
+    std::os::unix::fs::symlink(kernels, folder.join(".kernels")).unwrap();
+}
+
+#[cfg(not(feature = "gpu-tests"))]
+fn share_kernels(_: &Path) {}
 
 impl Drop for Folder {
     fn drop(&mut self) {

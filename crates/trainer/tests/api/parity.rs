@@ -1,6 +1,6 @@
 //! A run's losses do not depend on its layout.
 
-use crate::fixture::Folder;
+use crate::fixture::{Folder, on_cards};
 use trainer::StepMetrics;
 
 const TRAIN: &str = "[train]\nsteps = 20\nglobal_batch = 16\nseed = 7\neval_interval = 5\neval_samples = 8\n\
@@ -11,9 +11,12 @@ const ARCHS: [&[&str]; 2] = [&["model.arch=gpt2"], &["model.arch=llama", "model.
 /// Sizes along tp, gtp and dp.
 const LAYOUTS: [[u64; 3]; 7] = [[2, 1, 1], [1, 2, 1], [2, 2, 1], [1, 4, 1], [2, 1, 2], [1, 2, 2], [2, 2, 2]];
 
+/// Those that a card has besides.
+const MORE: [[u64; 3]; 3] = [[4, 1, 1], [1, 4, 2], [1, 1, 8]];
+
 /// Everything that must not matter on a layout, by turns: each choice meets each other one on some layout.
 fn settings(layout: usize, turn: usize) -> Vec<String> {
-    let [tp, gtp, dp] = LAYOUTS[layout];
+    let [tp, gtp, dp] = LAYOUTS.into_iter().chain(MORE).nth(layout).expect("a layout");
     let bit = |bits: usize| bits % 2 == 1;
     let microbatches = if bit(turn) { 4 } else { 1 };
     let mut all = vec![
@@ -61,11 +64,19 @@ fn losses_are_those_of_one_rank_on_every_layout() {
         let more: Vec<&str> = more.iter().map(String::as_str).collect();
         folder.train(&[&always[..], arch, &more].concat()).metrics
     };
-    let whole = ARCHS.map(|arch| run(arch, &[]));
-    assert!(whole[0].last().unwrap().loss < whole[0][0].loss - 0.02, "it learns");
-    for (layout, turn) in (0..LAYOUTS.len()).flat_map(|layout| (0..4).map(move |turn| (layout, turn))) {
-        let arch = (turn + turn / 2 + layout) % 2;
-        let more = settings(layout, turn);
-        assert_same(&whole[arch], &run(ARCHS[arch], &more), &more);
+    let on_hosts = (&[][..], (0..LAYOUTS.len()).flat_map(|layout| (0..4).map(move |turn| (layout, turn))).collect());
+    // One turn each; eight ranks that all have samples of their own have no more than one microbatch of them.
+    let turns: Vec<(usize, usize)> = [0, 0, 1, 1, 2, 2, 3, 0, 2, 0].into_iter().enumerate().collect();
+    let on_cards = on_cards().into_iter().map(|card| (card, turns.clone()));
+    for (device, turns) in [on_hosts].into_iter().chain(on_cards) {
+        let device: Vec<String> = device.iter().map(|setting| (*setting).to_owned()).collect();
+        let whole = ARCHS.map(|arch| run(arch, &device));
+        assert!(whole[0].last().unwrap().loss < whole[0][0].loss - 0.02, "it learns");
+        for (layout, turn) in turns {
+            // Two heads of keys are too few for tensor groups of four.
+            let arch = if layout < LAYOUTS.len() { (turn + turn / 2 + layout) % 2 } else { 0 };
+            let more = [settings(layout, turn), device.clone()].concat();
+            assert_same(&whole[arch], &run(ARCHS[arch], &more), &more);
+        }
     }
 }

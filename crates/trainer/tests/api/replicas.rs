@@ -1,6 +1,6 @@
 //! Ranks that hold the same elements keep the same bits, which a run can be told to look after.
 
-use crate::fixture::{Folder, bits};
+use crate::fixture::{Folder, bits, on_cards};
 
 const TRAIN: &str = "[train]\nsteps = 4\nglobal_batch = 16\neval_interval = 2\n[optimizer]\nlr = 1e-2\n";
 
@@ -13,17 +13,21 @@ fn settings([tp, gtp, dp]: [u32; 3], more: &[&str]) -> Vec<String> {
 #[test]
 fn replicas_of_every_layout_stay_equal_over_training() {
     let folder = Folder::with_config(TRAIN);
-    for (sizes, more) in [
+    let layouts = [
         ([1, 1, 3], &["train.global_batch=12", "optimizer.distributed=true", "graph.scope=step"][..]),
         ([2, 1, 2], &["layout.sequence_parallel=true", "graph.scope=microbatch"]),
         ([2, 2, 1], &["model.arch=llama", "graph.scope=layer"]),
         ([1, 4, 1], &["gtp.f32_reduce=true"]),
         ([2, 2, 2], &["layout.sequence_parallel=true", "optimizer.distributed=true", "layout.order=dp-gtp-tp"]),
-    ] {
+    ];
+    let places = || [&[][..]].into_iter().chain(on_cards());
+    for ((sizes, more), device) in layouts.into_iter().flat_map(|layout| places().map(move |place| (layout, place))) {
         let run = |interval: u64| {
-            let set = [settings(sizes, more), vec![format!("train.replica_check_interval={interval}")]].concat();
+            let set =
+                [settings(sizes, &[more, device].concat()), vec![format!("train.replica_check_interval={interval}")]]
+                    .concat();
             bits(&folder.train(&set.iter().map(String::as_str).collect::<Vec<_>>()))
         };
-        assert_eq!(run(1), run(0), "{sizes:?}: comparing changes nothing");
+        assert_eq!(run(1), run(0), "{sizes:?} {device:?}: comparing changes nothing");
     }
 }

@@ -46,22 +46,34 @@ __device__ inline void load(float* to, const Mat& m, const Shape& s, u32 b, u32 
     }
 }
 
+// Columns whose products are added up first, so that the error of a score does not grow with every column.
+#define PART 8
+
 // Products of the thread's rows of a with its rows of b.
 template <int ROWS> __device__ inline void scores(float (&out)[ROWS][ROWS], const float* a, const float* b, u32 d) {
     u32 ty = threadIdx.x / 16, tx = threadIdx.x % 16;
     for (int i = 0; i < ROWS; i++) {
         for (int j = 0; j < ROWS; j++) out[i][j] = 0.0f;
     }
-    for (u32 c = 0; c < d; c++) {
-        float av[ROWS], bv[ROWS];
+    for (u32 from = 0; from < d; from += PART) {
+        u32 end = from + PART < d ? from + PART : d;
+        float part[ROWS][ROWS] = {};
+        for (u32 c = from; c < end; c++) {
+            float av[ROWS], bv[ROWS];
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) av[i] = a[(ty * ROWS + i) * (d + 1) + c];
+            for (int i = 0; i < ROWS; i++) av[i] = a[(ty * ROWS + i) * (d + 1) + c];
 #pragma unroll
-        for (int j = 0; j < ROWS; j++) bv[j] = b[(tx + 16 * j) * (d + 1) + c];
+            for (int j = 0; j < ROWS; j++) bv[j] = b[(tx + 16 * j) * (d + 1) + c];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+                for (int j = 0; j < ROWS; j++) part[i][j] = fmaf(av[i], bv[j], part[i][j]);
+            }
+        }
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
 #pragma unroll
-            for (int j = 0; j < ROWS; j++) out[i][j] = fmaf(av[i], bv[j], out[i][j]);
+            for (int j = 0; j < ROWS; j++) out[i][j] += part[i][j];
         }
     }
 }
@@ -182,15 +194,21 @@ __device__ inline void load_queries(const Queries& to, const Given& g, const Sha
     load(to.q, g.q, s, b, h, from, side);
     load(to.d_o, g.d_o, s, b, h, from, side);
     __syncthreads();
-    // Four threads for a row.
+    // Four threads for a row, with four sums each: an error of this sum is one of all the row's gradients.
     u32 r = threadIdx.x / 4;
-    float part = 0.0f;
+    float sums[4] = {};
     if (r < side && from + r < s.t) {
-        for (u32 c = threadIdx.x % 4; c < s.d; c += 4) {
-            u64 at = spot(g.o, (u64)b * s.t + from + r, (u64)h * s.d + c);
-            part = fmaf(to.d_o[r * (s.d + 1) + c], get(g.o, at), part);
+        for (u32 first = threadIdx.x % 4; first < s.d; first += 16) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                u32 c = first + 4 * i;
+                if (c >= s.d) continue;
+                u64 at = spot(g.o, (u64)b * s.t + from + r, (u64)h * s.d + c);
+                sums[i] = fmaf(to.d_o[r * (s.d + 1) + c], get(g.o, at), sums[i]);
+            }
         }
     }
+    float part = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     part += __shfl_xor_sync(0xFFFFFFFFu, part, 1);
     part += __shfl_xor_sync(0xFFFFFFFFu, part, 2);
     if (r < side && threadIdx.x % 4 == 0) {
