@@ -27,6 +27,8 @@ mod api {
     #[cfg(feature = "gpu-tests")]
     mod card_bf16; // kernels of bf16 on a card
     #[cfg(feature = "gpu-tests")]
+    mod card_hopper; // products on a card of compute capability 9.0
+    #[cfg(feature = "gpu-tests")]
     mod card_kernels; // kernels on a card against their twins
     #[cfg(feature = "gpu-tests")]
     mod card_layers; // kernels of other layers than GPT-2's

@@ -23,8 +23,7 @@ use crate::{DType, ops::MatrixShape};
 /// The library, opened for one card.
 pub(super) struct BlasLt {
     handle: sys::cublasLtHandle_t,
-    /// None: the library has no algorithm for it, or none that is worth it.
-    plans: Mutex<HashMap<ProductShape, Option<Arc<Plan>>>>,
+    plans: Mutex<HashMap<ProductShape, Planned>>,
 }
 
 // SAFETY: the library takes one handle from any thread, also from several at a time.
@@ -32,7 +31,17 @@ unsafe impl Send for BlasLt {}
 // SAFETY: as above.
 unsafe impl Sync for BlasLt {}
 
-/// How products of one shape are computed.
+/// What computes products of one shape.
+#[derive(Clone)]
+pub(super) enum Planned {
+    Library(Arc<Plan>),
+    /// Our kernel for compute capability 9.0, which was faster.
+    Hopper,
+    /// What stands behind them: the library has no algorithm, or none that is worth it.
+    Otherwise,
+}
+
+/// How the library computes products of one shape.
 pub(super) struct Plan {
     layouts: Arc<Layouts>,
     algorithm: sys::cublasLtMatmulAlgo_t,
@@ -56,14 +65,13 @@ impl BlasLt {
         Ok(BlasLt { handle, plans: Mutex::default() })
     }
 
-    /// The plan for `shape`; none where the library has no algorithm, or what stands behind it is faster. The card's context
-    /// is current.
-    pub(super) fn plan(&self, shape: &ProductShape) -> Result<Option<Arc<Plan>>, CudaError> {
+    /// What was chosen for `shape`. The card's context is current.
+    pub(super) fn plan(&self, shape: &ProductShape) -> Result<Planned, CudaError> {
         let mut plans = lock(&self.plans);
         if let Some(plan) = plans.get(shape) {
             return Ok(plan.clone());
         }
-        let plan = self.choose(shape)?.map(Arc::new);
+        let plan = self.choose(shape)?.map_or(Planned::Otherwise, |plan| Planned::Library(Arc::new(plan)));
         plans.insert(*shape, plan.clone());
         Ok(plan)
     }
@@ -131,20 +139,18 @@ impl BlasLt {
         Ok(fits.then_some(Plan { layouts, algorithm: algo, workspace: algorithm.workspace }))
     }
 
-    /// Whether `choice` can be adopted here.
-    pub(super) fn takes(&self, shape: &ProductShape, choice: &Choice) -> Result<bool, CudaError> {
-        match choice {
-            Choice::Otherwise => Ok(true),
-            Choice::Algorithm(algorithm) => Ok(self.restore(shape, algorithm)?.is_some()),
-        }
+    /// Whether `algorithm` can be adopted here.
+    pub(super) fn takes(&self, shape: &ProductShape, algorithm: &Algorithm) -> Result<bool, CudaError> {
+        Ok(self.restore(shape, algorithm)?.is_some())
     }
 
     /// From here on products of `shape` are computed by `choice`.
     pub(super) fn adopt(&self, shape: &ProductShape, choice: &Choice) -> Result<(), CudaError> {
         let plan = match choice {
-            Choice::Otherwise => None,
+            Choice::Otherwise => Planned::Otherwise,
+            Choice::Hopper => Planned::Hopper,
             Choice::Algorithm(algorithm) => match self.restore(shape, algorithm)? {
-                Some(plan) => Some(Arc::new(plan)),
+                Some(plan) => Planned::Library(Arc::new(plan)),
                 // Not on this card: the library's own choice stays.
                 None => return Ok(()),
             },

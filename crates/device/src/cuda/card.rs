@@ -19,9 +19,10 @@ use super::{
     cudnn::Cudnn,
     error::check,
     fused::Sums,
-    kernels,
+    hopper, kernels,
     launch::Call,
     memory::{Blocks, Pinned},
+    product::ProductShape,
     stacks,
 };
 
@@ -63,6 +64,9 @@ pub enum Products {
     CuBlasLt,
     /// A kernel of this crate: many times slower, and the twin that the library is held against. Needs no library.
     Own,
+    /// The kernel of this crate for compute capability 9.0 wherever it can, measured or not; else as [`Products::Own`].
+    /// Refused on other cards. Needs no library.
+    Hopper,
 }
 
 /// What computes attention of bf16 on a card. That of f32 is always computed by kernels of this crate.
@@ -97,7 +101,7 @@ pub(crate) struct Card {
     pub(super) reached: RawEvent,
     /// What broke the context.
     lost: OnceLock<CudaError>,
-    products: Products,
+    pub(super) products: Products,
     blas: OnceLock<Result<BlasLt, CudaError>>,
     attentions: Attentions,
     deterministic: bool,
@@ -224,6 +228,10 @@ impl Card {
         card.side = card.new_stream()?;
         card.reached = card.new_event()?;
         card.record(card.reached, card.side)?;
+        if card.products == Products::Hopper && !kernels::is_hopper(card.arch()?) {
+            let what = "compute products by the kernel for compute capability 9.0, which it does not have";
+            return Err(CudaError::Unable { card: ordinal, what });
+        }
         card.load(&Cache::new(options.kernel_cache.clone()))?;
         stacks::fit(&card)?;
         card.wait_side()?;
@@ -282,9 +290,14 @@ impl Card {
     /// The library for products, opened by the first one; none where the options say that kernels of ours compute them.
     pub(super) fn products(&self) -> Result<Option<&BlasLt>, CudaError> {
         match self.products {
-            Products::Own => Ok(None),
+            Products::Own | Products::Hopper => Ok(None),
             Products::CuBlasLt => self.blas.get_or_init(BlasLt::open).as_ref().map(Some).map_err(|error| error.clone()),
         }
+    }
+
+    /// Whether it has our kernel for compute capability 9.0, and that takes products of `shape`.
+    pub(super) fn multiplies(&self, shape: &ProductShape) -> bool {
+        hopper::function(shape).is_some_and(|function| self.functions.contains_key(function))
     }
 
     /// The library for attention, opened by the first one; none where the options say that kernels of ours compute it,
@@ -309,8 +322,8 @@ impl Card {
     fn load(&mut self, cache: &Cache) -> Result<(), CudaError> {
         let arch = self.arch()?;
         let most = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        for source in kernels::SOURCES {
-            let image = cache.compiled(source, arch)?;
+        for (source, target) in kernels::sources(arch) {
+            let image = cache.compiled(source, &target)?;
             let mut module = ptr::null_mut();
             // SAFETY: the image is a whole object file, as the compiler made it; it is copied.
             let code = unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) };

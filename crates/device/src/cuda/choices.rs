@@ -13,6 +13,8 @@ use super::{kept, product::ProductShape};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Choice {
     Algorithm(Algorithm),
+    /// By our kernel for compute capability 9.0, with what follows them.
+    Hopper,
     /// By what stands behind them where the library has nothing: it has no algorithm, or that is faster.
     Otherwise,
 }
@@ -35,7 +37,7 @@ pub(super) struct Choices {
 }
 
 /// First line of a file. What is read must be what is written: another form gets another number.
-const FORM: &str = "warpweft products 1";
+const FORM: &str = "warpweft products 2";
 
 impl Choices {
     /// Those of earlier runs under `key`, if there is a folder. A file that cannot be read is passed over and told in the
@@ -97,8 +99,9 @@ fn read(text: &str, key: &str) -> Option<BTreeMap<String, Choice>> {
 
 fn read_line(line: &str) -> Option<(String, Choice)> {
     let (shape, choice) = line.split_once(" = ")?;
-    if choice == "otherwise" {
-        return Some((shape.to_owned(), Choice::Otherwise));
+    let alone = [Choice::Hopper, Choice::Otherwise].into_iter().find(|alone| alone.to_string() == choice);
+    if let Some(alone) = alone {
+        return Some((shape.to_owned(), alone));
     }
     let (workspace, words) = choice.split_once(" bytes ")?;
     let words: Vec<u64> = words.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect::<Option<_>>()?;
@@ -109,6 +112,7 @@ fn read_line(line: &str) -> Option<(String, Choice)> {
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Choice::Hopper => f.write_str("hopper"),
             Choice::Otherwise => f.write_str("otherwise"),
             Choice::Algorithm(Algorithm { words, workspace }) => {
                 write!(f, "{workspace} bytes")?;
@@ -121,7 +125,7 @@ impl fmt::Display for Choice {
 /// 64 bits that are the same in every build.
 ///
 /// Source: G. Fowler, L. C. Noll, K.-P. Vo, "The FNV non-cryptographic hash algorithm" (FNV-1a).
-fn fingerprint<'t>(texts: impl IntoIterator<Item = &'t str>) -> u64 {
+pub(super) fn fingerprint<'t>(texts: impl IntoIterator<Item = &'t str>) -> u64 {
     let bytes = texts.into_iter().flat_map(str::bytes);
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
@@ -140,11 +144,12 @@ mod tests {
         ProductShape::whole(&GemmSpec { trans: Trans::Nn, finish: GemmFinish::Into(Old::Overwrite) }, &at)
     }
 
-    fn some_choices(choices: &mut Choices) -> [(ProductShape, Choice); 2] {
+    fn some_choices(choices: &mut Choices) -> [(ProductShape, Choice); 3] {
         let algorithm = Algorithm { words: [1, 2, 3, u64::MAX, 5, 6, 7, 0], workspace: 4096 };
-        let both = [(shape(8), Choice::Algorithm(algorithm)), (shape(9), Choice::Otherwise)];
-        both.iter().for_each(|(shape, choice)| choices.set(shape, choice.clone()));
-        both
+        let library = Choice::Algorithm(algorithm);
+        let all = [(shape(8), library), (shape(9), Choice::Hopper), (shape(11), Choice::Otherwise)];
+        all.iter().for_each(|(shape, choice)| choices.set(shape, choice.clone()));
+        all
     }
 
     #[test]
@@ -152,15 +157,15 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("warpweft-choices-{}", std::process::id()));
         let open = |key: &str| Choices::open(Some(&folder), key.to_owned());
         let mut choices = open("card A, library 1");
-        let both = some_choices(&mut choices);
+        let all = some_choices(&mut choices);
         choices.keep();
         let again = open("card A, library 1");
-        assert!(both.iter().all(|(shape, choice)| again.get(shape) == Some(choice)));
+        assert!(all.iter().all(|(shape, choice)| again.get(shape) == Some(choice)));
         assert_eq!(again.get(&shape(10)), None);
-        let shapes = || both.iter().map(|(shape, _)| shape);
+        let shapes = || all.iter().map(|(shape, _)| shape);
         assert_eq!(again.fingerprint(shapes()), choices.fingerprint(shapes().rev()), "in any order");
         let other = open("card A, library 2");
-        assert_eq!(other.get(&both[0].0), None);
+        assert_eq!(other.get(&all[0].0), None);
         assert_ne!(other.fingerprint(shapes()), again.fingerprint(shapes()));
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing is left beside it");
         fs::remove_dir_all(&folder).unwrap();
@@ -169,9 +174,9 @@ mod tests {
     #[test]
     fn a_file_that_is_not_whole_is_passed_over_and_written_anew() {
         let mut choices = Choices::open(None, "key".to_owned());
-        let both = some_choices(&mut choices);
+        let all = some_choices(&mut choices);
         let text = choices.text();
-        assert_eq!(read(&text, "key").map(|read| read.len()), Some(2));
+        assert_eq!(read(&text, "key").map(|read| read.len()), Some(3));
         assert!((0..text.len()).all(|end| read(&text[..end], "key").is_none()), "cut off");
         assert!(read(&text.replace("otherwise", "other"), "key").is_none());
         assert!(read(&text.replace("0000000000000007 ", ""), "key").is_none(), "a word is missing");
@@ -181,10 +186,10 @@ mod tests {
         let open = || Choices::open(Some(&folder), "key".to_owned());
         kept::write(open().path.as_ref().unwrap(), &text.as_bytes()[..text.len() / 2]).unwrap();
         let mut cut = open();
-        assert_eq!(cut.get(&both[0].0), None);
+        assert_eq!(cut.get(&all[0].0), None);
         some_choices(&mut cut);
         cut.keep();
-        assert_eq!(open().get(&both[0].0), Some(&both[0].1));
+        assert_eq!(open().get(&all[0].0), Some(&all[0].1));
         fs::remove_dir_all(&folder).unwrap();
     }
 

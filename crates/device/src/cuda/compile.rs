@@ -42,17 +42,17 @@ pub struct Compiled {
     pub image: Vec<u8>,
 }
 
-/// Compiles all kernels for `arch`. Needs the compiler (libnvrtc) and no card.
+/// Compiles all kernels that cards of `arch` have. Needs the compiler (libnvrtc) and no card.
 ///
 /// # Errors
 /// [`CudaError::Missing`] without the compiler, [`CudaError::Compile`] with its log.
 pub fn compile_kernels(arch: Arch) -> Result<Vec<Compiled>, CudaError> {
     open()?;
-    let compile_one = |source: &'static Source| {
-        let image = compile(source, arch)?;
+    let compile_one = |(source, target): (&'static Source, String)| {
+        let image = compile(source, &target)?;
         Ok(Compiled { file: source.file, functions: source.functions, image })
     };
-    kernels::SOURCES.iter().map(compile_one).collect()
+    kernels::sources(arch).map(compile_one).collect()
 }
 
 /// Opens the compiler, or says that it is missing.
@@ -64,20 +64,20 @@ pub(super) fn open() -> Result<(), CudaError> {
     Err(CudaError::Missing { library: "libnvrtc", what_for: "CUDA's run-time compiler, in the toolkit" })
 }
 
-fn options(arch: Arch) -> [String; 3] {
+fn options(target: &str) -> [String; 3] {
     // Contracted multiply-adds would differ between versions of the compiler; those that are meant are written out.
-    [format!("--gpu-architecture={arch}"), "--std=c++17".to_owned(), "--fmad=false".to_owned()]
+    [format!("--gpu-architecture={target}"), "--std=c++17".to_owned(), "--fmad=false".to_owned()]
 }
 
-fn compile(source: &Source, arch: Arch) -> Result<Vec<u8>, CudaError> {
+fn compile(source: &Source, target: &str) -> Result<Vec<u8>, CudaError> {
     let text = CString::new(format!("{COMMON}{}", source.text)).expect("BUG: a source with NUL");
     let name = CString::new(source.file).expect("BUG: a name with NUL");
-    let options = options(arch).map(|option| CString::new(option).expect("BUG: an option with NUL"));
+    let options = options(target).map(|option| CString::new(option).expect("BUG: an option with NUL"));
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let program = Program::new(&text, &name)?;
     // SAFETY: the program lives; the options live until the call returns.
     let code = unsafe { sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
-    let failed = |log: String| CudaError::Compile { file: source.file, arch: arch.to_string(), log };
+    let failed = |log: String| CudaError::Compile { file: source.file, arch: target.to_owned(), log };
     if code != sys::nvrtcResult::NVRTC_SUCCESS {
         let log = program.bytes(sys::nvrtcGetProgramLogSize, sys::nvrtcGetProgramLog);
         let log = log.map(|log| String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned());
@@ -144,17 +144,17 @@ impl Cache {
         Cache { folder }
     }
 
-    /// The object file of `source`. A folder that cannot be used costs time, nothing else; it is told in the log.
-    pub(super) fn compiled(&self, source: &Source, arch: Arch) -> Result<Vec<u8>, CudaError> {
-        let Some(folder) = &self.folder else { return compile(source, arch) };
-        let key = key(source, arch);
+    /// The object file of `source` for `target`. A folder that cannot be used costs time, nothing else; it is told in the log.
+    pub(super) fn compiled(&self, source: &Source, target: &str) -> Result<Vec<u8>, CudaError> {
+        let Some(folder) = &self.folder else { return compile(source, target) };
+        let key = key(source, target);
         let mut hash = DefaultHasher::new();
         key.hash(&mut hash);
-        let path = folder.join(format!("{}-{arch}-{:016x}.kernel", source.file, hash.finish()));
+        let path = folder.join(format!("{}-{target}-{:016x}.kernel", source.file, hash.finish()));
         if let Some(image) = fs::read(&path).ok().and_then(|file| entry(&file, &key).map(<[u8]>::to_vec)) {
             return Ok(image);
         }
-        let image = compile(source, arch)?;
+        let image = compile(source, target)?;
         if let Err(error) = keep(&path, &key, &image) {
             tracing::warn!(path = %path.display(), %error, "cuda.keep_kernel");
         }
@@ -163,11 +163,11 @@ impl Cache {
 }
 
 /// All that an object file depends on.
-fn key(source: &Source, arch: Arch) -> String {
+fn key(source: &Source, target: &str) -> String {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the library is there (`open`); writes two numbers. Without an answer the version is 0.0.
     let _ = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
-    format!("nvrtc {major}.{minor}\n{}\n{COMMON}{}", options(arch).join(" "), source.text)
+    format!("nvrtc {major}.{minor}\n{}\n{COMMON}{}", options(target).join(" "), source.text)
 }
 
 /// The object file in `file`, if it was made from `key`.

@@ -1,5 +1,7 @@
 //! Sources of kernels, and the functions in them.
 
+use super::Arch;
+
 /// A source and what it defines.
 pub(super) struct Source {
     pub(super) file: &'static str,
@@ -23,7 +25,26 @@ pub(super) const MOST_RUNS: usize = 64;
 /// Rows of bf16 that a team has in shared memory, as `norm_backward.cu` has them.
 pub(super) const STAGES: usize = 2;
 
-pub(super) const SOURCES: &[Source] = &[
+/// What only cards of compute capability 9.0 have: it uses instructions that neither older nor newer ones know.
+pub(super) const HOPPER: Source = Source {
+    file: "hopper_product.cu",
+    text: concat!(include_str!("kernels/hopper.cu"), include_str!("kernels/hopper_product.cu")),
+    functions: &["gelu_nt", "slope_nn"],
+};
+
+/// Whether cards of `arch` have [`HOPPER`].
+pub(super) fn is_hopper(arch: Arch) -> bool {
+    arch == Arch { major: 9, minor: 0 }
+}
+
+/// The sources that cards of `arch` have, and what the compiler calls the architecture of each.
+pub(super) fn sources(arch: Arch) -> impl Iterator<Item = (&'static Source, String)> {
+    let every = SOURCES.iter().map(move |source| (source, arch.to_string()));
+    every.chain(is_hopper(arch).then(|| (&HOPPER, format!("{arch}a"))))
+}
+
+/// What every card has.
+const SOURCES: &[Source] = &[
     Source {
         file: "elementwise.cu",
         text: include_str!("kernels/elementwise.cu"),
@@ -123,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_list_names_exactly_what_the_sources_define() {
-        for source in SOURCES {
+        for source in SOURCES.iter().chain([&HOPPER]) {
             assert_eq!(defined(source.text), source.functions.iter().copied().collect(), "{}", source.file);
         }
     }
@@ -141,8 +162,19 @@ mod tests {
     }
 
     #[test]
+    fn only_compute_capability_9_0_has_what_is_made_for_it() {
+        let own = |major, minor| {
+            let mut own = sources(Arch { major, minor }).filter(|(source, _)| source.file == "hopper_product.cu");
+            (own.next().map(|(_, target)| target), own.count())
+        };
+        assert_eq!(own(9, 0), (Some("sm_90a".to_owned()), 0));
+        assert!([(8, 0), (8, 9), (10, 0), (12, 0)].into_iter().all(|(major, minor)| own(major, minor) == (None, 0)));
+        assert!(sources(Arch { major: 9, minor: 0 }).filter(|(_, target)| target == "sm_90").count() == SOURCES.len());
+    }
+
+    #[test]
     fn sources_need_no_header() {
-        let all = SOURCES.iter().map(|source| source.text).chain([COMMON]);
+        let all = SOURCES.iter().map(|source| source.text).chain([COMMON, HOPPER.text]);
         assert!(all.into_iter().all(|text| !text.contains("#include")));
     }
 }

@@ -24,9 +24,11 @@ pub(super) struct Call {
     pub(super) shared: u32,
     /// What the function needs to work in.
     pub(super) scratch: Option<Scratch>,
+    /// Matrices for the card's copy engine: the first arguments.
+    pub(super) maps: Vec<sys::CUtensorMap>,
     /// An argument of more words than a [`Value`] has.
     pub(super) table: Option<Table>,
-    /// As the function declares them, without the [`Post`] at the end.
+    /// As the function declares them behind the maps, without the [`Post`] at the end.
     pub(super) values: Vec<Value>,
 }
 
@@ -64,7 +66,8 @@ impl Call {
     /// For a kernel with a block for each of `blocks` rows or pieces, or a loop over them.
     pub(super) fn blocks(function: &'static str, blocks: usize, values: Vec<Value>) -> Call {
         let blocks = blocks.clamp(1, MOST_BLOCKS) as u32;
-        Call { function, blocks, threads: THREADS, shared: 0, scratch: None, table: None, values }
+        let (maps, scratch, table) = (Vec::new(), None, None);
+        Call { function, blocks, threads: THREADS, shared: 0, scratch, maps, table, values }
     }
 }
 
@@ -121,15 +124,19 @@ fn with_arguments<T>(
         (scratch.at, Value::words([workspace.scratch()]))
     });
     let mut pointers = [ptr::null_mut(); MOST_ARGUMENTS];
-    assert!(call.values.len() < MOST_ARGUMENTS, "BUG: {} has {} arguments", call.function, call.values.len());
-    for (pointer, value) in pointers.iter_mut().zip(call.values.iter().chain([&post])) {
+    let (maps, count) = (call.maps.len(), call.maps.len() + call.values.len());
+    assert!(count < MOST_ARGUMENTS, "BUG: {} has {count} arguments", call.function);
+    for (pointer, map) in pointers.iter_mut().zip(call.maps.iter()) {
+        *pointer = ptr::from_ref(map).cast_mut().cast();
+    }
+    for (pointer, value) in pointers[maps..].iter_mut().zip(call.values.iter().chain([&post])) {
         *pointer = value.pointer();
     }
     if let Some((at, address)) = &scratch {
-        pointers[*at] = address.pointer();
+        pointers[maps + at] = address.pointer();
     }
     if let Some(Table { at, words }) = &call.table {
-        pointers[*at] = words.as_ptr().cast_mut().cast();
+        pointers[maps + at] = words.as_ptr().cast_mut().cast();
     }
     take(pointers.as_mut_ptr())
 }

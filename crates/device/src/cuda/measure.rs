@@ -1,4 +1,4 @@
-//! Algorithms for products, chosen by their times on a card that does nothing else.
+//! Ways to compute products, chosen by their times on a card that does nothing else.
 
 use std::{
     collections::BTreeMap,
@@ -14,13 +14,14 @@ use super::{
     CudaEngine, CudaError,
     blaslt::{self, BlasLt, WORKSPACE},
     card::{Card, SideStream},
-    choices::{Choice, Choices},
+    choices::{self, Choice, Choices},
     contest::fastest,
     error::check,
     fault::Post,
+    hopper, kernels,
     launch::address,
     memory::{self, PinnedBlock},
-    product::ProductShape,
+    product::{Product, ProductShape},
     requests,
     steps::{Launchable, Step, Steps},
     stopwatch::Stopwatch,
@@ -76,7 +77,7 @@ impl CudaEngine {
                 if own.is_empty() {
                     continue;
                 }
-                if !is_known(&choices, blas, &own).map_err(failed)? {
+                if !is_known(&choices, first, blas, &own).map_err(failed)? {
                     if bench.is_none() {
                         bench = Some(Bench::new(first, device(ranks[0])?).map_err(failed)?);
                     }
@@ -135,7 +136,10 @@ fn kind(card: &Card) -> Result<String, CudaError> {
         check("cuDriverGetVersion", sys::cuDriverGetVersion(&mut driver))?;
     }
     let name = CStr::from_bytes_until_nul(&name).map(CStr::to_string_lossy).unwrap_or_default();
-    Ok(format!("{name}, {}, {} multiprocessors, driver {driver}", card.arch()?, card.multiprocessors))
+    let (arch, multiprocessors) = (card.arch()?, card.multiprocessors);
+    let own = kernels::is_hopper(arch).then(|| choices::fingerprint([kernels::COMMON, kernels::HOPPER.text]));
+    let own = own.map_or_else(String::new, |own| format!(", kernel of products {own:016x}"));
+    Ok(format!("{name}, {arch}, {multiprocessors} multiprocessors, driver {driver}{own}"))
 }
 
 fn failed(source: CudaError) -> Error {
@@ -153,11 +157,16 @@ fn library_shapes(product: &GemmShape) -> Vec<ProductShape> {
     [ProductShape::whole(spec, matrices)].into_iter().chain(parts).filter(ProductShape::is_allowed).collect()
 }
 
-fn is_known(choices: &Choices, blas: &BlasLt, shapes: &[ProductShape]) -> Result<bool, CudaError> {
+fn is_known(choices: &Choices, card: &Card, blas: &BlasLt, shapes: &[ProductShape]) -> Result<bool, CudaError> {
     for shape in shapes {
-        match choices.get(shape) {
-            Some(choice) if blas.takes(shape, choice)? => {}
-            _ => return Ok(false),
+        let known = match choices.get(shape) {
+            Some(Choice::Algorithm(algorithm)) => blas.takes(shape, algorithm)?,
+            Some(Choice::Hopper) => card.multiplies(shape),
+            Some(Choice::Otherwise) => true,
+            None => false,
+        };
+        if !known {
+            return Ok(false);
         }
     }
     Ok(true)
@@ -204,29 +213,39 @@ impl Bench {
         let (mut step, mut ways, mut better) = (steps.pop(), Vec::<Way>::new(), false);
         while let Some(Step::Product { product, then, otherwise }) = step {
             step = Some(*otherwise);
-            if !product.shape.is_allowed() {
-                continue;
+            let shape = product.shape;
+            if shape.is_allowed() {
+                let found = self.by_library(blas, &product).map_err(failed)?;
+                choices.set(&shape, found.as_ref().map_or(Choice::Otherwise, |(_, way)| way.choice.clone()));
+                if let Some((at, mut way)) = found {
+                    better |= at > 0 && ways.is_empty();
+                    way.launches.extend(then.map(Launchable::Call));
+                    ways.push(way);
+                }
             }
-            let plans = blas.candidates(&product.shape, MOST).map_err(failed)?.into_iter().map(Arc::new);
-            let launches: Vec<_> = plans.map(|plan| Launchable::Product(product.clone(), plan)).collect();
-            let won = self.contest(launches.len(), |at| vec![&launches[at]]).map_err(failed)?;
-            let Some(won) = won.and_then(|won| launches.into_iter().nth(won).zip(Some(won))) else {
-                choices.set(&product.shape, Choice::Otherwise);
-                continue;
-            };
-            let (launch, at) = won;
-            if let Launchable::Product(_, plan) = &launch {
-                choices.set(&product.shape, Choice::Algorithm(plan.algorithm()));
+            if self.card.multiplies(&shape) {
+                let own = hopper::call(&self.card, &product).map_err(failed)?;
+                ways.push(Way { shape, choice: Choice::Hopper, launches: vec![Launchable::Call(own)] });
             }
-            better |= at > 0 && ways.is_empty();
-            ways.push(Way { shape: product.shape, launch, then: then.map(Launchable::Call) });
         }
-        let fastest = self.contest(ways.len(), |at| ways[at].launches()).map_err(failed)?;
-        for Way { shape, .. } in &ways[..fastest.unwrap_or(0)] {
-            better = true;
-            choices.set(shape, Choice::Otherwise);
+        if let Some(won) = self.contest(ways.len(), |at| ways[at].launches.iter().collect()).map_err(failed)? {
+            better |= won > 0;
+            ways[..won].iter().for_each(|way| choices.set(&way.shape, Choice::Otherwise));
+            choices.set(&ways[won].shape, ways[won].choice.clone());
         }
         Ok(Some(better))
+    }
+
+    /// The fastest algorithm of the library for `product`, and its place among those that the library offers.
+    fn by_library(&self, blas: &BlasLt, product: &Product) -> Result<Option<(usize, Way)>, CudaError> {
+        let plans = blas.candidates(&product.shape, MOST)?.into_iter().map(Arc::new);
+        let (choices, launches): (Vec<_>, Vec<_>) =
+            plans.map(|plan| (plan.algorithm(), Launchable::Product(Box::new(product.clone()), plan))).unzip();
+        let won = self.contest(launches.len(), |at| vec![&launches[at]])?;
+        let won = won.and_then(|at| Some((at, choices.into_iter().zip(launches).nth(at)?)));
+        Ok(won.map(|(at, (algorithm, launch))| {
+            (at, Way { shape: product.shape, choice: Choice::Algorithm(algorithm), launches: vec![launch] })
+        }))
     }
 
     /// The place of the fastest of several ways; none if none can run.
@@ -314,17 +333,11 @@ impl Bench {
     }
 }
 
-/// One way to compute a product, by its fastest algorithm.
+/// One way to compute a product: what runs one behind the other, and what to choose for `shape` so that it does.
 struct Way {
     shape: ProductShape,
-    launch: Launchable,
-    then: Option<Launchable>,
-}
-
-impl Way {
-    fn launches(&self) -> Vec<&Launchable> {
-        [&self.launch].into_iter().chain(&self.then).collect()
-    }
+    choice: Choice,
+    launches: Vec<Launchable>,
 }
 
 /// Numbers from -1 to 1 that look random and are the same everywhere.

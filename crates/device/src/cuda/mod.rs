@@ -28,6 +28,7 @@ mod fault; // which operation it was
 mod fused; // attention as the library takes it
 mod gang; // launches that go to the card together
 mod graph; // captured graphs as CUDA graphs
+mod hopper; // products by our kernel for compute capability 9.0
 mod host; // host operations in the order of a stream
 mod kept; // files that are whole or not there
 mod kernels; // sources, and the functions in them

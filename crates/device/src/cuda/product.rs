@@ -67,7 +67,7 @@ pub(super) enum Follow {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Aux {
     pub(super) pitch: u64,
-    align: u32,
+    pub(super) align: u32,
 }
 
 impl From<MatrixShape> for Aux {

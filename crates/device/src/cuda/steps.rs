@@ -6,14 +6,15 @@ use cudarc::driver::sys;
 
 use super::{
     CudaError,
-    blaslt::Plan,
+    blaslt::{Plan, Planned},
     captured::Captured,
-    card::{Card, Priority, RawStream},
+    card::{Card, Priority, Products, RawStream},
     cudnn::FusedPlan,
     fault::Post,
     fused::Fused,
+    hopper,
     launch::{self, Call},
-    product::{Adds, Product},
+    product::{Adds, Product, ProductShape},
     requests,
     workspace::Workspace,
 };
@@ -22,7 +23,8 @@ use crate::{Access, Kernel};
 /// What a request becomes before it is known what the libraries can do.
 pub(super) enum Step {
     Call(Call),
-    /// A product by the library with what follows it, and what is done where the library has no algorithm.
+    /// A product by the library, or by our kernel for compute capability 9.0, with what follows it; and what is done
+    /// where neither is to compute it.
     Product {
         product: Box<Product>,
         then: Option<Call>,
@@ -80,14 +82,13 @@ fn settle_one(
     match step {
         Step::Call(call) => take(Launchable::Call(call)),
         Step::Product { product, then, otherwise } => {
-            let blas = card.products()?.filter(|_| product.shape.is_allowed());
-            match blas.map(|blas| blas.plan(&product.shape)).transpose()?.flatten() {
-                Some(plan) => {
-                    take(Launchable::Product(product, plan))?;
-                    then.into_iter().try_for_each(|call| take(Launchable::Call(call)))
-                }
-                None => settle_one(card, *otherwise, take),
-            }
+            let planned = match planned(card, &product.shape)? {
+                Planned::Library(plan) => Launchable::Product(product, plan),
+                Planned::Hopper => Launchable::Call(hopper::call(card, &product)?),
+                Planned::Otherwise => return settle_one(card, *otherwise, take),
+            };
+            take(planned)?;
+            then.into_iter().try_for_each(|call| take(Launchable::Call(call)))
         }
         Step::Fused { fused, otherwise } => {
             match card.cudnn().map(|cudnn| cudnn.plan(&fused.shape)).transpose()?.flatten() {
@@ -95,6 +96,16 @@ fn settle_one(
                 None => otherwise.into_iter().try_for_each(|call| take(Launchable::Call(call))),
             }
         }
+    }
+}
+
+fn planned(card: &Card, shape: &ProductShape) -> Result<Planned, CudaError> {
+    if card.products == Products::Hopper && card.multiplies(shape) {
+        return Ok(Planned::Hopper);
+    }
+    match card.products()?.filter(|_| shape.is_allowed()) {
+        Some(blas) => blas.plan(shape),
+        None => Ok(Planned::Otherwise),
     }
 }
 

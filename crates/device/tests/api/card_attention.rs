@@ -139,7 +139,7 @@ impl Case {
                 let begins = [0, wide, wide + narrow];
                 [0, 1, 2].map(|at| {
                     let view = all.columns(begins[at]..begins[at] + widths[at]).unwrap();
-                    Tensor { all: view.clone(), view }
+                    Tensor { all: view.clone(), view, left: 0 }
                 })
             }
         }

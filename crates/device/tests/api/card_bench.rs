@@ -30,20 +30,32 @@ pub(super) struct Bench {
     pub(super) side: Side,
 }
 
-/// Columns with a gap on both sides, or a whole matrix.
+/// A whole matrix, or columns with a gap on both sides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lie {
     Whole,
     Gaps,
+    /// Gaps that leave every row at a multiple of eight elements.
+    Aligned,
 }
 
-const LEFT: usize = 3;
-const RIGHT: usize = 2;
+impl Lie {
+    /// Columns to the left and to the right of `cols`.
+    fn around(self, cols: usize) -> [usize; 2] {
+        match self {
+            Lie::Whole => [0, 0],
+            Lie::Gaps => [3, 2],
+            Lie::Aligned => [8, 8 + cols.next_multiple_of(8) - cols],
+        }
+    }
+}
 
 /// A tensor and the memory around it.
 pub(super) struct Tensor {
     pub(super) all: View,
     pub(super) view: View,
+    /// Columns in front of the view's.
+    pub(super) left: usize,
 }
 
 impl Bench {
@@ -58,12 +70,11 @@ impl Bench {
     pub(super) fn tensor(&self, shape: &[usize], dtype: DType, lie: Lie) -> Tensor {
         let mut dims = shape.to_vec();
         let cols = *dims.last().unwrap();
-        if lie == Lie::Gaps {
-            *dims.last_mut().unwrap() += LEFT + RIGHT;
-        }
+        let [left, right] = lie.around(cols);
+        *dims.last_mut().unwrap() += left + right;
         let all = self.device.alloc("t", &dims, dtype, MemoryKind::Other).unwrap();
-        let view = if lie == Lie::Gaps { all.columns(LEFT..LEFT + cols).unwrap() } else { all.clone() };
-        Tensor { all, view }
+        let view = if lie == Lie::Whole { all.clone() } else { all.columns(left..left + cols).unwrap() };
+        Tensor { all, view, left }
     }
 
     pub(super) fn holding(&self, shape: &[usize], dtype: DType, lie: Lie, values: &[f32]) -> Tensor {
@@ -269,11 +280,11 @@ fn miss(host: &Got, card: &Got, Want { values: want, times, beside, .. }: &Want)
 
 /// What lies between the rows.
 pub(super) fn gaps(all: &[u32], tensor: &Tensor) -> Vec<u32> {
-    let (width, cols) = (tensor.all.cols(), tensor.view.cols());
+    let (width, cols, left) = (tensor.all.cols(), tensor.view.cols(), tensor.left);
     if width == cols {
         return Vec::new();
     }
-    all.chunks_exact(width).flat_map(|row| row[..LEFT].iter().chain(&row[LEFT + cols..])).copied().collect()
+    all.chunks_exact(width).flat_map(|row| row[..left].iter().chain(&row[left + cols..])).copied().collect()
 }
 
 pub(super) fn f64s(values: &[f32]) -> Vec<f64> {

@@ -98,6 +98,29 @@ fn gelu_and_its_gradient_are_as_exact_as_on_the_host() {
     }
 }
 
+/// Where the exponential leaves f32, where arguments are cut off, and beyond.
+pub(super) const FAR: [f32; 12] = [9.5, 10.0, 10.05, 10.07, 10.5, 11.0, 16.0, 19.9, 20.5, 100.0, 1e4, f32::INFINITY];
+
+/// The slope of GELU at those and at their negatives.
+pub(super) fn far_slopes() -> (Vec<f32>, Vec<f64>) {
+    let slope = |x: f32| if x.is_infinite() { f64::from(u8::from(x > 0.0)) } else { gelu_slope(x.into()) };
+    FAR.into_iter().flat_map(|x| [x, -x]).map(|x| (x, slope(x))).unzip()
+}
+
+#[test]
+fn the_slope_of_gelu_far_from_zero_is_0_or_1() {
+    let (x, slopes) = far_slopes();
+    let n = x.len();
+    let dy = noise(5, n);
+    let dx: Vec<f64> = slopes.iter().zip(&dy).map(|(slope, dy)| slope * f64::from(*dy)).collect();
+    close(&[dx], |b| {
+        let make = |values: &[f32]| b.holding(&[1, n], DType::F32, Lie::Whole, values);
+        let (x, dy) = (make(&x), make(&dy));
+        b.run(GeluBackward { dy: &dy.view, x: &x.view, dx: &dy.view }.op("test"));
+        vec![dy]
+    });
+}
+
 /// Rows of `values`.
 fn rows(values: &[f32], cols: usize) -> impl Iterator<Item = &[f32]> {
     values.chunks_exact(cols)

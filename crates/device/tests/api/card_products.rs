@@ -1,7 +1,10 @@
 //! Products on a card against their twins on the host and sums in f64: by the library, and by the kernel that stands in
 //! where the library has no algorithm.
 
-use std::fs;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use device::{
     cuda::{CudaOptions, Products},
@@ -12,13 +15,13 @@ use device::{
 use super::{
     capture_graphs::{executable, order},
     card_bench::{Bench, LIES, Lie, Side, Tensor, Want, close_by, close_on, half_a_unit, values},
-    card_kernels::{gelu, gelu_slope},
+    card_kernels::{far_slopes, gelu, gelu_slope},
     drivers::{card_turn, cuda},
 };
 
 /// What follows a product, with what it starts from.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum After {
+pub(super) enum After {
     Overwrite,
     Add,
     /// A factor on the device; 0 over what was never written.
@@ -43,13 +46,13 @@ const AFTER: [After; 9] = [
 ];
 
 #[derive(Clone, Copy, Debug)]
-struct Case {
-    sizes: [usize; 3],
-    trans: Trans,
-    after: After,
-    lie: Lie,
+pub(super) struct Case {
+    pub(super) sizes: [usize; 3],
+    pub(super) trans: Trans,
+    pub(super) after: After,
+    pub(super) lie: Lie,
     /// Of the factors and all else, and of the result.
-    types: [DType; 2],
+    pub(super) types: [DType; 2],
 }
 
 /// Odd ones, some with a single row or column, and some that kernels like.
@@ -92,7 +95,7 @@ impl Case {
     /// The library rounds a product of bf16, with its bias if GELU follows, before it adds old values or a residual, takes
     /// GELU or multiplies with its slope: each element may be off by half a unit of what was rounded, times what that is
     /// multiplied with. GELU's slope is nowhere larger than 1.13.
-    fn want(&self, products: Products) -> Vec<Want> {
+    pub(super) fn want(&self, products: Products) -> Vec<Want> {
         let [m, n, k] = self.sizes;
         let [[_, wide_a], [_, wide_b]] = self.stored();
         let ([a, b], bias, [other, old]) = (self.factors(), self.bias(), self.types.map(|dtype| self.other(dtype)));
@@ -131,7 +134,7 @@ impl Case {
         want
     }
 
-    fn run(&self, b: &Bench) -> Vec<Tensor> {
+    pub(super) fn run(&self, b: &Bench) -> Vec<Tensor> {
         let [m, n, _] = self.sizes;
         let [dtype, result] = self.types;
         let make = |shape: &[usize], values: &[f32]| b.input(shape, dtype, self.lie, values);
@@ -191,6 +194,21 @@ fn products_of_bf16_by_our_kernel_are_those_of_f32_rounded() {
 fn weight_gradients_from_bf16_are_f32() {
     all_are_close(Products::CuBlasLt, [DType::Bf16, DType::F32]);
     all_are_close(Products::Own, [DType::Bf16, DType::F32]);
+}
+
+#[test]
+fn the_slope_of_gelu_far_from_zero_follows_products_by_our_kernel_as_0_or_1() {
+    let (x, slopes) = far_slopes();
+    let n = x.len();
+    let w = values(DType::F32, 1, n);
+    let dx = slopes.iter().zip(&w).map(|(slope, w)| slope * f64::from(*w)).collect();
+    close_by(Products::Own, &[Want::new("dx".to_owned(), dx)], |b| {
+        let make = |shape: &[usize], values: &[f32]| b.holding(shape, DType::F32, Lie::Whole, values);
+        let (one, w, pre, dx) = (make(&[1, 1], &[1.0]), make(&[1, n], &w), make(&[1, n], &x), make(&[1, n], &x));
+        let finish = Finish::GeluBackward { pre: &pre.view };
+        b.run(Gemm { a: &one.view, b: &w.view, c: &dx.view, trans: Trans::Nn, finish }.op("test"));
+        vec![dx]
+    });
 }
 
 /// Branches of a graph that work in memory of the library's, and products one behind the other in the same.
@@ -279,20 +297,16 @@ fn measured_cases() -> Vec<Case> {
 }
 
 /// The shapes of `cases`, as a program that is run dry has them.
-fn shapes(cases: &[Case]) -> Vec<GemmShape> {
+pub(super) fn shapes(cases: &[Case]) -> Vec<GemmShape> {
     let dry = Machine::dry();
     let bench = Bench { side: Side::Card, ..Bench::new(&dry) };
     cases.iter().for_each(|case| drop(case.run(&bench)));
     dry.products()
 }
 
-/// The fastest algorithms are as exact as the first ones. They are chosen once: afterwards, and on other machines that
-/// keep what they measure in the same folder, products have the same bits.
-#[test]
-fn measured_algorithms_are_exact_and_the_same_ones_again() {
-    let _turn = card_turn();
-    let folder = std::env::temp_dir().join(format!("warpweft-measured-{}", std::process::id()));
-    // Of its own for what is measured; kernels need not be compiled again.
+/// A folder of its own for what a test measures, where kernels need not be compiled again. The test has the card.
+pub(super) fn measuring_folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("warpweft-{name}-{}", std::process::id()));
     drop(cuda().machine());
     fs::create_dir_all(&folder).unwrap();
     for file in fs::read_dir(std::env::temp_dir().join("warpweft-test-kernels")).unwrap().map(Result::unwrap) {
@@ -300,11 +314,29 @@ fn measured_algorithms_are_exact_and_the_same_ones_again() {
             fs::copy(file.path(), folder.join(file.file_name())).unwrap();
         }
     }
-    let open = || {
-        let options = Options { fresh: Fresh::Poisoned, ..Options::default() };
-        Machine::cuda_with(CudaOptions { kernel_cache: Some(folder.clone()), ..CudaOptions::default() }, options)
-            .unwrap()
-    };
+    folder
+}
+
+/// A poisoned machine that keeps what it measures in `folder`.
+pub(super) fn open_in(folder: &Path, products: Products) -> Result<Machine, Error> {
+    let options = Options { fresh: Fresh::Poisoned, ..Options::default() };
+    let kernel_cache = Some(folder.to_owned());
+    Machine::cuda_with(CudaOptions { kernel_cache, products, ..CudaOptions::default() }, options)
+}
+
+/// The file of choices in `folder`.
+pub(super) fn choices_in(folder: &Path) -> PathBuf {
+    let mut kept = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    kept.find(|path| path.extension().is_some_and(|kind| kind == "choices")).unwrap()
+}
+
+/// The fastest algorithms are as exact as the first ones. They are chosen once: afterwards, and on other machines that
+/// keep what they measure in the same folder, products have the same bits.
+#[test]
+fn measured_algorithms_are_exact_and_the_same_ones_again() {
+    let _turn = card_turn();
+    let folder = measuring_folder("measured");
+    let open = || open_in(&folder, Products::CuBlasLt).unwrap();
     let cases = measured_cases();
     let products = shapes(&cases);
     assert_eq!(products.len(), cases.len() - 1, "two values of a factor are one shape");
@@ -335,8 +367,7 @@ fn measured_algorithms_are_exact_and_the_same_ones_again() {
     drop(machine);
 
     // A file that is cut off is measured anew.
-    let mut kept = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
-    let kept = kept.find(|path| path.extension().is_some_and(|kind| kind == "choices")).unwrap();
+    let kept = choices_in(&folder);
     let text = fs::read_to_string(&kept).unwrap();
     fs::write(&kept, &text[..text.len() / 2]).unwrap();
     let anew = open().measure_products(&products).unwrap().unwrap();

@@ -13,6 +13,8 @@ fn kernels_compile_for_every_architecture() {
             compile_kernels(Arch { major, minor }).unwrap_or_else(|error| panic!("sm_{major}{minor}: {error}"));
         let functions: usize = compiled.iter().map(|source| source.functions.len()).sum();
         assert!(compiled.len() >= 4 && functions >= 20, "{} sources, {functions} functions", compiled.len());
+        let own = compiled.iter().any(|source| source.file == "hopper_product.cu");
+        assert_eq!(own, (major, minor) == (9, 0), "the kernel for compute capability 9.0, on sm_{major}{minor}");
         for source in &compiled {
             assert!(source.image.starts_with(b"\x7fELF"), "{} of sm_{major}{minor} is no object file", source.file);
             let text = String::from_utf8_lossy(&source.image);

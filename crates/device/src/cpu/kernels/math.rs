@@ -310,6 +310,21 @@ mod tests {
     }
 
     #[test]
+    fn the_slope_of_gelu_far_from_zero_is_that_of_the_formula() {
+        let slope = |x: f64| {
+            let s = 1.0 / (1.0 + (-f64::from(GELU_A) * x - f64::from(GELU_B) * x.powi(3)).exp());
+            s + x * s * (1.0 - s) * (f64::from(GELU_A) + 3.0 * f64::from(GELU_B) * x * x)
+        };
+        // Where the exponential leaves f32, where arguments are cut off, and beyond.
+        for x in [9.5f32, 10.0, 10.05, 10.07, 10.5, 11.0, 16.0, 19.9, 20.0, 20.5, 30.0, 100.0, 1e4] {
+            for x in [x, -x] {
+                let (got, want) = (gelu_slope(x), slope(f64::from(x)));
+                assert!((f64::from(got) - want).abs() < 1e-30 + 1e-6 * want.abs().min(1.0), "at {x}: {got} {want}");
+            }
+        }
+    }
+
+    #[test]
     fn rounding_to_bf16_is_to_nearest_even_over_all_kinds_of_values() {
         for high in (0..=u16::MAX).step_by(if cfg!(miri) { 811 } else { 1 }) {
             for low in [0u32, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF] {

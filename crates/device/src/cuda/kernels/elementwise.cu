@@ -58,9 +58,9 @@ extern "C" __global__ void gelu_backward(Mat dx, Mat x, Mat dy, Post post) {
     begin(post);
     EACH(i, dx.rows * dx.cols) {
         float v = get(x, place(x, i));
-        // Beyond 20 the slope is 0 or 1 to f32, and inf * 0 would be NaN.
-        if (v < -20.0f) v = -20.0f;
-        if (v > 20.0f) v = 20.0f;
+        // Beyond 10 the slope is 1, or 0 up to 1e-35. A little further the exponential is inf, and inf * 0 would be NaN.
+        if (v < -10.0f) v = -10.0f;
+        if (v > 10.0f) v = 10.0f;
         float vv = v * v, e = expf(v * fmaf(vv, -GELU_B, -GELU_A)), s = 1.0f / (1.0f + e);
         float slope = fmaf(v * (e * s), fmaf(vv, 3.0f * GELU_B, GELU_A), 1.0f) * s;
         put(dx, place(dx, i), get(dy, place(dy, i)) * slope);

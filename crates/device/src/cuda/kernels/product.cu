@@ -22,8 +22,8 @@ __device__ inline float gelu_of(float v) {
 }
 
 __device__ inline float gelu_slope_of(float v) {
-    if (v < -20.0f) v = -20.0f;
-    if (v > 20.0f) v = 20.0f;
+    if (v < -10.0f) v = -10.0f;
+    if (v > 10.0f) v = 10.0f;
     float vv = v * v, e = expf(v * fmaf(vv, -GELU_B, -GELU_A)), s = 1.0f / (1.0f + e);
     return fmaf(v * (e * s), fmaf(vv, 3.0f * GELU_B, GELU_A), 1.0f) * s;
 }

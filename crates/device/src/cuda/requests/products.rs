@@ -1,4 +1,4 @@
-//! Products: by the library where it has an algorithm, else by a kernel of ours.
+//! Products: by the library where it has an algorithm or by our kernel for compute capability 9.0, else by one for all cards.
 
 use super::keep;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     ops::{GemmFinish, GemmSpec, Old},
 };
 
-/// The whole by the library; else the product by it and what follows by a kernel; else all of it by a kernel.
+/// The whole at once; else the product by the library and what follows by a kernel; else all of it by a kernel.
 pub(super) fn gemm(spec: &GemmSpec, accesses: &[Access]) -> Step {
     let own = Step::Call(own(spec, accesses));
     let mat = |at: usize| Value::matrix(&accesses[at].view);
