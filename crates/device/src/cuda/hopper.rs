@@ -36,7 +36,8 @@ const SHARED: u32 = 232_448;
 /// Rows of clusters that are gone through together, column by column.
 const GROUP: u64 = 8;
 
-/// What the copy engine wants of addresses and of steps from row to row, in bytes, and how long those may be.
+/// What the copy engine wants of addresses and of steps from row to row, in bytes, and how long those may be. It clips rows in
+/// pieces as long: what is behind the last column of one that does not end with a piece would be written.
 const ALIGN: u64 = 16;
 const STEPS: u64 = 1 << 40;
 /// Sizes that the kernel counts in 32 bits, with room for a tile behind the end.
@@ -55,11 +56,13 @@ pub(super) fn function(shape: &ProductShape) -> Option<&'static str> {
     let suits = |m: &MatrixShape| m.dtype == DType::Bf16 && lies(m.pitch, m.align);
     let suit = [&shape.a, &shape.b, &shape.d].into_iter().all(suits) && lies(aux.pitch, aux.align);
     let [rows, cols, depth] = sizes(shape);
+    let clipped = [cols, depth].into_iter().all(|size| (size * 2).is_multiple_of(ALIGN));
     // Less than a tile is no work for it.
     let fits =
         rows >= ROWS && cols >= COLS && depth >= DEPTH && [rows, cols, depth].into_iter().all(|size| size < MOST);
     let takes = fits
         && suit
+        && clipped
         && shape.adds == Adds::Nothing
         && bias.is_none_or(|bias| bias != DType::I32)
         && clusters(shape).saturating_mul(depth.div_ceil(DEPTH)) < MOST;
@@ -208,6 +211,13 @@ mod tests {
         for (m, n, k) in [(ROWS - 1, COLS, DEPTH), (ROWS, COLS - 1, DEPTH), (ROWS, COLS, DEPTH - 1)] {
             assert_eq!(shapes(m, n, k).each_ref().map(function), [None, None], "less than a tile: {m} {n} {k}");
         }
+        for (m, n, k) in [(512, 385, 512), (512, 396, 512), (512, 512, 65), (512, 512, 68)] {
+            assert_eq!(
+                shapes(m, n, k).each_ref().map(function),
+                [None, None],
+                "not clipped as it must be: {m} {n} {k}"
+            );
+        }
         for (m, n, k) in [(1 << 31, 256, 64), (1 << 30, 1 << 30, 64)] {
             assert_eq!(shapes(m, n, k).each_ref().map(function), [None, None], "beyond 32 bits: {m} {n} {k}");
         }
@@ -232,7 +242,7 @@ mod tests {
     }
 
     fn size() -> impl Strategy<Value = u64> {
-        prop_oneof![1u64..700, Just(32768u64), Just(1u64 << 31)]
+        prop_oneof![1 => 1u64..700, 4 => (1u64..88).prop_map(|size| size * 8), 2 => Just(32768u64), 1 => Just(1u64 << 31)]
     }
 
     proptest! {
@@ -249,7 +259,9 @@ mod tests {
             }
             let shape = ProductShape::whole(&spec, &at);
             let matrices: Vec<_> = at.iter().enumerate().filter(|(i, _)| slope || *i != 3).map(|(_, m)| m).collect();
-            let lie = matrices.iter().all(|m| m.dtype == DType::Bf16 && m.pitch % 8 == 0 && m.align >= 16);
+            let lie = matrices.iter().all(|m| {
+                m.dtype == DType::Bf16 && m.pitch % 8 == 0 && m.align >= 16 && m.cols % 8 == 0
+            });
             if function(&shape).is_none() {
                 // What else may be in the way: a bias between addresses that it cannot be read from together with c.
                 let aligned = slope || at[3].align >= 16;
