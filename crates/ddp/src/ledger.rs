@@ -160,12 +160,14 @@ impl Ledger {
     /// A line for each write that was published. How long it was exposed is told where the trace has a clock.
     #[must_use]
     pub fn table(&self, tick: Tick) -> String {
+        let published = || self.entries.iter().filter(|entry| !entry.issued.is_empty());
+        let width = published().map(|entry| entry.bucket().chars().count()).max().unwrap_or(0).max(18);
         let line = |bucket: &str, write: &str, by: &str, reads: &str, waits: &str, exposed: &str| {
             let exposed = if tick == Tick::Nanosecond { format!(" {exposed:>12}") } else { String::new() };
-            format!("  {bucket:<18} {write:>5}  {by:<32} {reads:>5} {waits:>5}{exposed}\n")
+            format!("  {bucket:<width$} {write:>5}  {by:<32} {reads:>5} {waits:>5}{exposed}\n")
         };
         let mut text = line("bucket", "write", "published by", "reads", "waits", "exposed");
-        for entry in self.entries.iter().filter(|entry| !entry.issued.is_empty()) {
+        for entry in published() {
             let LedgerEntry { epoch, issued, reads, waits, .. } = entry;
             let by = issued.iter().map(Issuance::to_string).collect::<Vec<_>>().join("; ");
             let exposed = waits.iter().filter_map(|wait| wait.exposed).max();

@@ -139,7 +139,7 @@ impl GatherReport {
                 writeln!(
                     text,
                     "  {:>3}  {:<name$}  {:<9} {:>9}  {:<name$}  {:>5} {:>10}{exposed}",
-                    "", "weight", "used in", "KiB", "issued at", "ops", "MFLOP"
+                    "no.", "weight", "used in", "KiB", "issued at", "ops", "MFLOP"
                 )
                 .expect("BUG: a string");
             }

@@ -1,7 +1,7 @@
 //! Commands and their arguments.
 
 use crate::{config::Config, error::TrainError, train::TimelineConfig};
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use pgroups::{Layout, LayoutConfig};
 use std::{
     ops::{Range, RangeInclusive},
@@ -125,15 +125,15 @@ pub struct InitArgs {
 
 /// `trainer verify`
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
+#[command(group(ArgGroup::new("checked").args(["config", "read"]).required(true)))]
 pub struct VerifyArgs {
     /// Configuration file (TOML).
-    #[arg(required_unless_present = "read")]
     pub config: Option<PathBuf>,
     /// Put a setting over the file's; without a value, take the file's away; may be repeated.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", conflicts_with = "read")]
     pub set: Vec<String>,
     /// Check a trace that --trace or --shrunk has written, instead of running steps.
-    #[arg(long, value_name = "FILE", conflicts_with = "config")]
+    #[arg(long, value_name = "FILE")]
     pub read: Option<PathBuf>,
     /// What runs the steps: dry computes nothing and takes any size, sim computes; default: dry, or sim with --seeds.
     #[arg(long, value_name = "dry|sim", value_parser = parse_driver, conflicts_with = "read")]

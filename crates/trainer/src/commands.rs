@@ -1,15 +1,13 @@
 //! What each command does.
 
-use std::{
-    fs,
-    io::{self, Write},
-};
+use std::io::{self, Write};
 
 use crate::{
     Cli, Clock, Command, Config, Detail, DeviceKind, Doctor, DoctorArgs, GroupsArgs, InitArgs, PlanArgs, RunEnd,
     RunOptions, Signal, StopSource, TrainArgs, TrainError, VerifyArgs,
     train::{default_run_dir, dry_run, plan_run, planned_detail, train, write_initial_weights},
     verify::{verify_file, verify_run},
+    whole_file::write_whole,
     write_timeline,
 };
 
@@ -50,7 +48,14 @@ fn run_train(args: &TrainArgs, stop: StopSource) -> Result<Outcome, TrainError> 
     let dir = args.run_dir.clone().unwrap_or_else(|| default_run_dir(&args.config.config));
     let detail = if args.verbose { Detail::Full } else { Detail::Brief };
     let options = RunOptions { dir, lines: Box::new(io::stdout()), stop, timeline: args.timeline(), detail };
-    let trained = train(&config, options)?;
+    let trained = match train(&config, options) {
+        // What it has is worth as much as before.
+        Err(TrainError::Unwritten { trained, source }) => {
+            print(&trained.to_string())?;
+            return Err(*source);
+        }
+        trained => trained?,
+    };
     print(&trained.to_string())?;
     Ok(match trained.end {
         RunEnd::Finished => Outcome::Done,
@@ -93,7 +98,7 @@ fn run_verify(args: &VerifyArgs) -> Result<Outcome, TrainError> {
     };
     print(&verified.text)?;
     for (path, text) in &verified.files {
-        fs::write(path, text).map_err(|source| TrainError::Write { path: path.clone(), source })?;
+        write_whole(path, text.as_bytes())?;
     }
     Ok(if verified.is_clean { Outcome::Done } else { Outcome::Found })
 }

@@ -301,7 +301,8 @@ impl Config {
             reader.set(text.as_ref());
         }
         let config = rules::read(&mut reader, base);
-        reader.check(rules::between_settings(&config));
+        let between = rules::between_settings(&config, &reader);
+        reader.check(between);
         reader.check(rules::not_yet(&config));
         let violations = reader.finish();
         if violations.is_empty() {

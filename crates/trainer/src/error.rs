@@ -1,6 +1,6 @@
 //! Why a command of the trainer ends without its result.
 
-use crate::config::Report;
+use crate::{config::Report, train::Trained};
 use std::{error::Error as StdError, io, path::PathBuf, sync::Arc};
 
 /// Why a command of the trainer ends without its result.
@@ -17,7 +17,7 @@ pub enum TrainError {
         source: io::Error,
     },
     /// The configuration is no TOML.
-    #[error("configuration '{path}' is not valid TOML; text values need quotes, as in arch = \"gpt2\"")]
+    #[error("configuration '{path}' is not valid TOML")]
     ConfigSyntax {
         /// The file.
         path: PathBuf,
@@ -61,6 +61,15 @@ pub enum TrainError {
         /// What the operating system says.
         #[source]
         source: io::Error,
+    },
+    /// A run has trained to its end, and a picture of it cannot be written.
+    #[error("training has ended, and not all of its files could be written")]
+    Unwritten {
+        /// What it leaves all the same.
+        trained: Box<Trained>,
+        /// The first file that could not be written.
+        #[source]
+        source: Box<TrainError>,
     },
     /// Two runs in one folder at once.
     #[error("'{path}' is being written by another run: give each run a folder of its own with --run-dir")]

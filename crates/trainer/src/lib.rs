@@ -12,6 +12,7 @@ mod train; // the loop
 mod report; // what is shown while a run goes on
 mod timeline; // a trace as a picture, for Perfetto
 mod verify; // steps proved free of races
+mod whole_file; // files that are there whole or not at all
 
 #[cfg(test)]
 #[path = "../../../tests/cards.rs"]

@@ -1,9 +1,8 @@
 //! The loss curve of a run, as SVG.
 
-use crate::{error::TrainError, metrics::StepMetrics};
+use crate::{error::TrainError, metrics::StepMetrics, whole_file::write_whole};
 use std::{
     fmt::Write as _,
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -61,15 +60,14 @@ pub fn loss_curve(title: &str, metrics: &[StepMetrics]) -> String {
 /// # Errors
 /// [`TrainError::Write`] with the file.
 pub fn write_loss_curve(dir: &Path, title: &str, metrics: &[StepMetrics]) -> Result<PathBuf, TrainError> {
-    let [path, half] = curve_files(dir);
-    let written = fs::write(&half, loss_curve(title, metrics)).and_then(|()| fs::rename(&half, &path));
-    written.map_err(|source| TrainError::Write { path: path.clone(), source })?;
+    let path = curve_file(dir);
+    write_whole(&path, loss_curve(title, metrics).as_bytes())?;
     Ok(path)
 }
 
-/// The loss curve of a folder, and its file while it is half written.
-pub(crate) fn curve_files(dir: &Path) -> [PathBuf; 2] {
-    ["loss.svg", "loss.svg.tmp"].map(|name| dir.join(name))
+/// The loss curve of a folder.
+pub(crate) fn curve_file(dir: &Path) -> PathBuf {
+    dir.join("loss.svg")
 }
 
 /// Values to pixels, with round ticks.

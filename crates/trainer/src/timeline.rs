@@ -3,17 +3,12 @@
 //! It lives here and not with the trace in `device`, because it is a way to show one: it needs a JSON writer, and names
 //! of rows that only whoever made the streams knows.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{BufWriter, Write},
-    path::Path,
-};
+use std::{collections::BTreeMap, path::Path};
 
 use device::{Machine, Mode, Tick, Trace, TraceAccess, TraceEvent, TraceGraph, TraceNodeKind, WaitOutcome};
 use serde_json::{Value, json};
 
-use crate::TrainError;
+use crate::{TrainError, whole_file::write_whole};
 
 /// What the numbers of a trace count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,19 +88,15 @@ pub fn timeline(trace: &Trace, clock: Clock, names: &StreamNames) -> String {
     format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n"))
 }
 
-/// Writes [`timeline`] to a file; makes its folder if need be.
+/// Writes [`timeline`] to a file, whole or not at all; makes its folder if need be.
 ///
 /// # Errors
 /// [`TrainError::Write`] with the file.
 pub fn write_timeline(path: &Path, trace: &Trace, clock: Clock, names: &StreamNames) -> Result<(), TrainError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let made = folder.map_or(Ok(()), std::fs::create_dir_all).and_then(|()| File::create(path));
-    let written = made.and_then(|file| {
-        let mut out = BufWriter::new(file);
-        out.write_all(timeline(trace, clock, names).as_bytes())?;
-        out.flush()
-    });
-    written.map_err(|source| TrainError::Write { path: path.to_owned(), source })
+    let made = folder.map_or(Ok(()), std::fs::create_dir_all);
+    made.map_err(|source| TrainError::Write { path: path.to_owned(), source })?;
+    write_whole(path, timeline(trace, clock, names).as_bytes())
 }
 
 /// When what ran, by place.

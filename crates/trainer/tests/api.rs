@@ -8,6 +8,8 @@ mod command;
 mod evaluation;
 #[path = "api/fixture.rs"]
 mod fixture;
+#[path = "api/kept_files.rs"]
+mod kept_files;
 #[path = "api/layouts.rs"]
 mod layouts;
 #[path = "api/parity.rs"]

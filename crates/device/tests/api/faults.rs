@@ -90,7 +90,7 @@ fn members_with_different_sizes_fail_and_name_both(driver: &Driver) {
         assert!(text.contains("group 'dp' disagree at #0"), "{text}");
         assert!(text.contains("all_reduce(Sum) of 4 f32") && text.contains("all_reduce(Sum) of 8 f32"), "{text}");
     }
-    assert!(begin.elapsed() < LIMIT / 2);
+    assert!(begin.elapsed() < LIMIT);
 }
 
 fn a_rank_that_never_starts_is_named(driver: &Driver) {

@@ -7,7 +7,8 @@ use graphcap::{GateMode, GraphScope};
 
 /// A closed set of named values.
 pub(crate) trait Choice: Copy + Sized + 'static {
-    /// Every value with its name, in the order in which they are told to the user.
+    /// Every value with its name, in the order in which they are told to the user: the default first, which is offered in the
+    /// place of a name that is like none of them.
     const ALL: &'static [(&'static str, Self)];
 }
 
@@ -60,12 +61,12 @@ choices! {
 
     /// How the learning rate goes on after warm-up.
     ScheduleKind {
+        /// In half a cosine wave to `min_lr` at the last step.
+        Cosine = "cosine",
         /// It stays.
         Constant = "constant",
         /// In a straight line to `min_lr` at the last step.
         Linear = "linear",
-        /// In half a cosine wave to `min_lr` at the last step.
-        Cosine = "cosine",
         /// It stays, then goes in a straight line to `min_lr` over the last `decay_steps` (warm-up, stable, decay).
         Wsd = "wsd",
     }
@@ -130,12 +131,12 @@ impl Choice for GraphScope {
 
 impl Choice for GateMode {
     const ALL: &'static [(&'static str, GateMode)] =
-        &[(GateMode::BeforeReplay.name(), GateMode::BeforeReplay), (GateMode::InGraph.name(), GateMode::InGraph)];
+        &[(GateMode::InGraph.name(), GateMode::InGraph), (GateMode::BeforeReplay.name(), GateMode::BeforeReplay)];
 }
 
 impl Choice for GraphOrder {
     const ALL: &'static [(&'static str, GraphOrder)] =
-        &[(GraphOrder::Submission.name(), GraphOrder::Submission), (GraphOrder::Accesses.name(), GraphOrder::Accesses)];
+        &[(GraphOrder::Accesses.name(), GraphOrder::Accesses), (GraphOrder::Submission.name(), GraphOrder::Submission)];
 }
 
 #[cfg(test)]
@@ -146,9 +147,9 @@ mod tests {
     fn every_scope_and_gate_mode_can_be_chosen() {
         let scopes = <GraphScope as Choice>::ALL.iter().map(|(_, scope)| *scope);
         assert!(scopes.eq(GraphScope::ALL));
-        let gates = <GateMode as Choice>::ALL.iter().map(|(_, gates)| *gates);
-        assert!(gates.eq(GateMode::ALL));
-        let orders = <GraphOrder as Choice>::ALL.iter().map(|(_, order)| *order);
-        assert!(orders.eq(GraphOrder::ALL));
+        let gates = <GateMode as Choice>::ALL.iter().map(|(_, gates)| *gates).collect::<Vec<_>>();
+        assert!(gates.len() == GateMode::ALL.len() && GateMode::ALL.iter().all(|one| gates.contains(one)));
+        let orders = <GraphOrder as Choice>::ALL.iter().map(|(_, order)| *order).collect::<Vec<_>>();
+        assert!(orders.len() == GraphOrder::ALL.len() && GraphOrder::ALL.iter().all(|one| orders.contains(one)));
     }
 }

@@ -14,13 +14,15 @@ pub(crate) struct Reader {
     violations: Vec<Violation>,
     /// Sections and keys that were asked for: all there are.
     known: Vec<(&'static str, Vec<&'static str>)>,
+    /// Of those the ones that are set, right or wrong.
+    given: Vec<(&'static str, &'static str)>,
     /// What was not asked for, by section.
     left: Vec<(&'static str, Table)>,
 }
 
 impl Reader {
     pub(crate) fn new(table: Table) -> Reader {
-        Reader { table, violations: Vec::new(), known: Vec::new(), left: Vec::new() }
+        Reader { table, violations: Vec::new(), known: Vec::new(), given: Vec::new(), left: Vec::new() }
     }
 
     /// Puts `section.key=value` over what the file says. The value is TOML; what is no TOML value is a string, so that
@@ -65,12 +67,19 @@ impl Reader {
             }
             None => Table::new(),
         };
-        let mut section = Section { name, values, asked: Vec::new(), violations: Vec::new() };
+        let (asked, given, violations) = (Vec::new(), Vec::new(), Vec::new());
+        let mut section = Section { name, values, asked, given, violations };
         let read = read(&mut section);
         self.violations.append(&mut section.violations);
         self.known.push((name, section.asked));
+        self.given.extend(section.given.into_iter().map(|key| (name, key)));
         self.left.push((name, section.values));
         read
+    }
+
+    /// Whether a setting stands there; else it has its default.
+    pub(crate) fn is_given(&self, section: &str, key: &str) -> bool {
+        self.given.contains(&(section, key))
     }
 
     /// Adds what follows from several settings, unless one of them is wrong by itself: then the rest is a guess.
@@ -155,6 +164,7 @@ pub(crate) struct Section {
     name: &'static str,
     values: Table,
     asked: Vec<&'static str>,
+    given: Vec<&'static str>,
     violations: Vec<Violation>,
 }
 
@@ -286,7 +296,9 @@ impl Section {
 
     fn take(&mut self, key: &'static str) -> Option<Value> {
         self.asked.push(key);
-        self.values.remove(key)
+        let value = self.values.remove(key)?;
+        self.given.push(key);
+        Some(value)
     }
 
     fn wrong_type<T>(&mut self, key: &str, value: &Value, wanted: Wanted) -> Option<T> {

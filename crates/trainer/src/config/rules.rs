@@ -47,30 +47,19 @@ pub(crate) fn read(reader: &mut Reader, base: &Path) -> Config {
 
 fn read_data(s: &mut Section, base: &Path) -> DataConfig {
     let random_tokens = s.size("random_tokens", 1);
-    let path = s.texts("path").filter(|list| !list.is_empty() && list.iter().all(|p| !p.trim().is_empty()));
-    let path = match (path, random_tokens) {
-        (None, Some(_)) => Vec::new(),
-        (path, _) => s.required(
-            "path",
-            path,
-            Need {
-                meaning: "the files, folders or globs of text to train on",
-                example: "\"../docs/**/*.md\"",
-                meanwhile: vec![".".to_owned()],
-            },
-        ),
-    };
+    let path = read_path(s, random_tokens);
     let tokenizer = s.choice("tokenizer");
     if let Some(tokens) = random_tokens {
         let text = [
             (!path.is_empty()).then(|| Setting::new("data.path", format!("{path:?}"))),
             tokenizer.map(|kind: TokenizerKind| Setting::text("data.tokenizer", kind.to_string())),
         ];
-        let text: Vec<Setting> = text.into_iter().flatten().collect();
-        if !text.is_empty() {
-            let absent = text.iter().map(|setting| Setting::absent(&setting.key));
-            let nearest = absent.chain([Setting::absent("data.random_tokens")]).collect();
-            let settings = text.into_iter().chain([Setting::new("data.random_tokens", tokens)]).collect();
+        // Without random tokens there must be text.
+        let instead = (!path.is_empty()).then(|| Setting::absent("data.random_tokens"));
+        // One for each, since each has to go.
+        for setting in text.into_iter().flatten() {
+            let nearest = [Setting::absent(&setting.key)].into_iter().chain(instead.clone()).collect();
+            let settings = vec![setting, Setting::new("data.random_tokens", tokens)];
             s.push(Violation { settings, rule: no_effect(NoEffect::RandomTokens), nearest });
         }
     }
@@ -86,6 +75,26 @@ fn read_data(s: &mut Section, base: &Path) -> DataConfig {
         usual.parse().expect("BUG: the default split is valid")
     });
     DataConfig { base: base.to_owned(), path, random_tokens, tokenizer, split }
+}
+
+/// Where the text is; nowhere with random tokens.
+fn read_path(s: &mut Section, random_tokens: Option<usize>) -> Vec<String> {
+    let (meaning, example) = ("the files, folders or globs of text to train on", "\"../docs/**/*.md\"");
+    let names_text = |list: &[String]| !list.is_empty() && list.iter().all(|p| !p.trim().is_empty());
+    match s.texts("path") {
+        Some(list) if names_text(&list) => return list,
+        _ if random_tokens.is_some() => return Vec::new(),
+        Some(list) => {
+            let value = if let [one] = &list[..] { format!("{one:?}") } else { format!("{list:?}") };
+            s.push(Violation {
+                settings: vec![Setting::new("data.path", value)],
+                rule: Rule::Required { meaning },
+                nearest: vec![Setting::new("data.path", example)],
+            });
+        }
+        None => {}
+    }
+    s.required("path", None, Need { meaning, example, meanwhile: vec![".".to_owned()] })
 }
 
 fn read_model(s: &mut Section, vocab: usize) -> ModelConfig {
@@ -238,7 +247,7 @@ fn read_log(s: &mut Section, random_tokens: Option<usize>) -> LogConfig {
 }
 
 /// What must hold between settings that are valid each by itself.
-pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
+pub(crate) fn between_settings(config: &Config, given: &Reader) -> Vec<Violation> {
     let mut found = Vec::new();
     found.extend(heads_fit(&config.model));
     found.extend(positions_are_turned(&config.model));
@@ -279,7 +288,7 @@ pub(crate) fn between_settings(config: &Config) -> Vec<Violation> {
             nearest: vec![Setting::new("ddp.overlap_param_gather", false)],
         });
     }
-    found.extend(dispatch_has_gathers(config));
+    found.extend(dispatch_has_gathers(config, given));
     found.extend(gates_have_graphs(config));
     found.extend(order_has_graphs(config));
     found.extend(shards_have_settings(config));
@@ -347,8 +356,12 @@ fn layout_shares_the_model(config: &Config) -> Vec<Violation> {
         };
         let settings = [setting(violation.value)].into_iter().chain(settings).collect();
         let problem = violation.to_string();
-        // Names and values stand in the line above.
-        let problem = problem.split_once(": ").map_or(problem.as_str(), |(_, rule)| rule).to_owned();
+        // Names and values stand in the line above, and "it" is not the last of them.
+        let problem = problem.split_once(": ").map_or(problem.as_str(), |(_, rule)| rule);
+        let problem = match problem.strip_prefix("it ") {
+            Some(rule) => format!("{} {rule}", violation.setting),
+            None => problem.to_owned(),
+        };
         Violation { settings, rule: Rule::Share { problem }, nearest }
     };
     violations.0.iter().map(told).collect()
@@ -389,18 +402,21 @@ fn order_has_graphs(config: &Config) -> Option<Violation> {
 }
 
 /// Where no gather overlaps, all of them come with the step.
-fn dispatch_has_gathers(config: &Config) -> Option<Violation> {
+fn dispatch_has_gathers(config: &Config, given: &Reader) -> Option<Violation> {
     let DdpConfig { dispatch, overlap_param_gather, .. } = config.ddp;
     let setting = |dispatch: Dispatch| Setting::text("ddp.dispatch", dispatch.to_string());
-    let enabling = if config.optimizer.distributed {
-        Setting::new("ddp.overlap_param_gather", true)
-    } else {
-        Setting::new("optimizer.distributed", true)
+    let enabling = match config.optimizer.distributed {
+        true => Some(Setting::new("ddp.overlap_param_gather", true)),
+        // A distributed optimizer gathers beside forward unless that is refused, too.
+        false => {
+            let refused = given.is_given("ddp", "overlap_param_gather");
+            (!refused).then(|| Setting::new("optimizer.distributed", true))
+        }
     };
     (dispatch != Dispatch::Chain && !overlap_param_gather).then(|| Violation {
         settings: vec![setting(dispatch), Setting::new("ddp.overlap_param_gather", overlap_param_gather)],
         rule: no_effect(NoEffect::NothingDispatched),
-        nearest: vec![setting(Dispatch::Chain), enabling],
+        nearest: [setting(Dispatch::Chain)].into_iter().chain(enabling).collect(),
     })
 }
 

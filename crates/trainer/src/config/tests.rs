@@ -1,6 +1,7 @@
 use super::*;
 
 mod errors_page; // docs/errors.md
+mod suggestions; // each of them is enough
 
 const SMALL: &str = r#"
 [model]
@@ -116,7 +117,7 @@ fn everything_that_is_wrong_is_in_one_report() {
     let expected = [
         "configuration 'run.toml': 13 settings to change, nothing was started",
         "--set train.seed\n    an override is written --set section.key=value",
-        "data.path (not set)\n    must be set",
+        "data.path = []\n    must be set",
         "data.split = \"0.9\"\n    split '0.9' has 1 weights",
         "model.layers = 0\n    must be a whole number from 1 to 4294967295\n    nearest valid: model.layers = 1",
         "model.seq_len = \"64\"\n    must be a whole number, not string\n    nearest valid: model.seq_len = 64",

@@ -1,4 +1,5 @@
 use super::*;
+use std::fs;
 
 fn run(losses: impl IntoIterator<Item = f32>) -> Vec<StepMetrics> {
     let step = |(i, loss)| StepMetrics {

@@ -1,16 +1,13 @@
 //! The weights that a run begins with, as files.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use device::Machine;
 use model::GptPlan;
 use pgroups::{Layout, LayoutConfig, ParamSet, ParamTypes, Pass, Seed, Turn, Whole};
 
 use super::{data_parallel::precision, outputs::make_folder, rank::sizes};
-use crate::{Config, TrainError};
+use crate::{Config, TrainError, whole_file::write_whole};
 
 /// Writes the weights that a run of `config` begins with to `dir`, which is made if it does not exist:
 /// `model.safetensors` in the type that the run stores them in, and `config.json`, both as the `transformers` library
@@ -24,8 +21,7 @@ pub fn write_initial_weights(config: &Config, dir: &Path) -> Result<[PathBuf; 2]
     make_folder(dir)?;
     let write = |name: &str, bytes: &[u8]| {
         let path = dir.join(name);
-        let written = fs::write(&path, bytes);
-        written.map(|()| path.clone()).map_err(|source| TrainError::Write { path, source })
+        write_whole(&path, bytes).map(|()| path)
     };
     Ok([write("model.safetensors", &weights)?, write("config.json", plan.export_config().as_bytes())?])
 }

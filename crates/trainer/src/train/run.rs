@@ -74,7 +74,8 @@ impl TimelineConfig {
 /// [`RunOptions::stop`] asked for it, which [`Trained::end`] tells.
 ///
 /// # Errors
-/// Data or settings that do not fit, before anything is trained; the root cause if a rank fails.
+/// Data or settings that do not fit, before anything is trained; the root cause if a rank fails;
+/// [`TrainError::Unwritten`] with what the run leaves, if only its loss curve or timeline could not be written.
 pub fn train(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
     run(config, options).map_err(|error| error.name_limit(config.device.timeout_seconds))
 }
@@ -98,7 +99,7 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
     let peak = product_peak(&machine, 0, precision(config).param)?.map(|peak| peak * parts);
     let chosen = measure_products(config, &machine, &plan)?;
     let mut log = RunLog::start(config, &dir, lines, peak)?;
-    log.progress.note(&format!("{} tokens from {} files", corpus.tokens(), corpus.files().len()));
+    log.progress.note(&tell_corpus(&corpus));
     log.progress.note(plan.to_string().trim_end());
     if let Some(chosen) = chosen {
         log.progress.note(&chosen.to_string());
@@ -124,21 +125,23 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
     log.progress.finish();
     let summary = RunSummary::of(&log.metrics).expect("BUG: a run has a step");
     let title = dir.file_name().map_or_else(|| "loss".into(), |name| name.to_string_lossy().into_owned());
-    let curve = write_loss_curve(&dir, &title, &log.metrics)?;
+    let curve = write_loss_curve(&dir, &title, &log.metrics);
     let steps_by_rank = ended.iter().map(|rank| rank.steps).collect();
     let names = StreamNames::new(ended.iter().map(|rank| rank.streams.clone()));
     let first = ended.first_mut().expect("BUG: a layout has a rank");
     let trace = first.trace.take();
     let detail = trace.as_ref().filter(|_| detail == Detail::Full);
     let detail = detail.map(|trace| traced_detail(trace, &plan, Tick::of(&machine))).transpose()?;
-    let timeline = match (timeline, trace) {
-        (Some(timeline), Some(trace)) => {
-            write_timeline(&timeline.path, &trace, Clock::of(&machine), &names)?;
-            Some(timeline.path)
-        }
-        _ => None,
+    let timeline = timeline.zip(trace).map(|(timeline, trace)| {
+        write_timeline(&timeline.path, &trace, Clock::of(&machine), &names).map(|()| timeline.path)
+    });
+    // What was computed is not lost with a picture of it.
+    let (curve, timeline, unwritten) = match (curve, timeline.transpose()) {
+        (Ok(curve), Ok(timeline)) => (Some(curve), timeline, None),
+        (Ok(curve), Err(error)) => (Some(curve), None, Some(error)),
+        (Err(error), timeline) => (None, timeline.unwrap_or(None), Some(error)),
     };
-    Ok(Trained {
+    let trained = Trained {
         end: first.stopped.map_or(RunEnd::Finished, RunEnd::Stopped),
         steps_by_rank,
         metrics: log.metrics,
@@ -152,7 +155,21 @@ fn run(config: &Config, options: RunOptions) -> Result<Trained, TrainError> {
         event_file,
         timeline,
         detail,
-    })
+    };
+    match unwritten {
+        None => Ok(trained),
+        Some(source) => Err(TrainError::Unwritten { trained: Box::new(trained), source: Box::new(source) }),
+    }
+}
+
+/// What the run reads.
+fn tell_corpus(corpus: &Corpus) -> String {
+    let tokens = corpus.tokens();
+    match corpus.files().len() {
+        0 => format!("{tokens} random tokens"),
+        1 => format!("{tokens} tokens from 1 file"),
+        files => format!("{tokens} tokens from {files} files"),
+    }
 }
 
 /// Before ranks have their devices: times are those of a card that does nothing else.

@@ -90,13 +90,13 @@ pub struct Trained {
     /// Bytes by which the process grew from before the ranks were made until the last step; none where the system
     /// does not tell.
     pub resident_growth: Option<usize>,
-    /// The loss curve.
-    pub curve: PathBuf,
+    /// The loss curve; none where it could not be written.
+    pub curve: Option<PathBuf>,
     /// The metrics.
     pub metrics_file: PathBuf,
     /// TensorBoard's event file, if the configuration asks for one.
     pub event_file: Option<PathBuf>,
-    /// The timeline, if one was asked for and its steps were reached.
+    /// The timeline, if one was asked for, its steps were reached and it could be written.
     pub timeline: Option<PathBuf>,
     /// What the traced steps took of gathers and publications, if steps were traced and details asked for.
     pub detail: Option<String>,
@@ -114,8 +114,9 @@ impl fmt::Display for Trained {
             Some(bytes) => writeln!(f, ", {:.1} MiB grown", mib(bytes))?,
             None => writeln!(f)?,
         }
-        writeln!(f, "metrics: {}\nloss curve: {}", self.metrics_file.display(), self.curve.display())?;
-        for (what, path) in [("tensorboard", &self.event_file), ("timeline", &self.timeline)] {
+        writeln!(f, "metrics: {}", self.metrics_file.display())?;
+        let files = [("loss curve", &self.curve), ("tensorboard", &self.event_file), ("timeline", &self.timeline)];
+        for (what, path) in files {
             if let Some(path) = path {
                 writeln!(f, "{what}: {}", path.display())?;
             }
@@ -124,8 +125,38 @@ impl fmt::Display for Trained {
             writeln!(f, "{detail}")?;
         }
         match &self.sample {
-            Some(text) => writeln!(f, "sample:\n{text}"),
+            Some(text) => writeln!(f, "sample:\n{}", printable(text)),
             None => Ok(()),
+        }
+    }
+}
+
+/// With control characters as escapes: what a model writes must not switch a terminal.
+fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' => out.push(c),
+            c if c.is_control() => out.extend(c.escape_default()),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_reaches_the_terminal_without_control_characters() {
+        let sample = "let x = 1;\n\tgrün \\ \0\u{7}\u{e}\u{f}\r\u{1b}[31m\u{7f}\u{9b}2J";
+        let shown = printable(sample);
+        assert_eq!(shown, "let x = 1;\n\tgrün \\ \\u{0}\\u{7}\\u{e}\\u{f}\\r\\u{1b}[31m\\u{7f}\\u{9b}2J");
+        for code in 0..=0x10_FFFF {
+            let Some(c) = char::from_u32(code) else { continue };
+            let shown = printable(&c.to_string());
+            assert!(shown.chars().all(|c| c == '\n' || c == '\t' || !c.is_control()), "{code:#x} becomes {shown:?}");
         }
     }
 }

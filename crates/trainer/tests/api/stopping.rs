@@ -25,7 +25,7 @@ fn one_ranks_signal_ends_all_ranks_behind_the_same_step() {
         assert_eq!(run.steps_by_rank, [6, 6], "rank {rank} on {kind}");
         assert_eq!(losses(&run.metrics), whole[..6]);
         assert_eq!(trainer::read_metrics(&run.metrics_file).unwrap(), run.metrics);
-        assert!(run.curve.is_file() && run.sample.is_none());
+        assert!(run.curve.as_ref().is_some_and(|curve| curve.is_file()) && run.sample.is_none());
         assert!(run.to_string().starts_with("stopped by SIGTERM after step 6, on all ranks\n"), "{run}");
     }
 }

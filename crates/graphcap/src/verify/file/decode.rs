@@ -7,7 +7,7 @@ use device::{
     TraceNode, TraceNodeKind, WaitOutcome,
 };
 
-use super::{HEADER, KINDS, MODES, OUTCOMES};
+use super::{HEADER, KINDS, MODES, OUTCOMES, Tally};
 use crate::verify::TraceError;
 
 /// What lines so far have named.
@@ -20,24 +20,58 @@ struct Decoder {
     open: Option<(TraceGraph, usize)>,
 }
 
-pub(super) fn trace(from: impl BufRead) -> Result<Trace, TraceError> {
-    let mut lines = from.lines();
-    let first = lines.next().transpose().map_err(|source| TraceError::ReadTrace { source })?.unwrap_or_default();
-    if first != HEADER {
-        return Err(TraceError::NotATrace { found: first.chars().take(40).collect(), want: HEADER });
-    }
+pub(super) fn trace(mut from: impl BufRead) -> Result<Trace, TraceError> {
+    let mut bytes = Vec::new();
+    let mut next = |bytes: &mut Vec<u8>| {
+        bytes.clear();
+        from.read_until(b'\n', bytes).map_err(|source| TraceError::ReadTrace { source })
+    };
+    next(&mut bytes)?;
+    check_header(&bytes)?;
+    let mut tally = Tally::EMPTY;
     let mut decoder = Decoder::default();
     let mut trace = Trace::default();
-    let mut count = 1;
-    for (number, line) in (2..).zip(lines) {
-        let line = line.map_err(|source| TraceError::ReadTrace { source })?;
-        trace.events.extend(decoder.line(number, &line)?);
-        count = number;
+    for number in 2.. {
+        tally.add(&bytes);
+        next(&mut bytes)?;
+        // A line that is there in part is none.
+        let Some(line) = bytes.strip_suffix(b"\n") else { return Err(TraceError::TraceCut { lines: number - 1 }) };
+        let line = str::from_utf8(line).map_err(|_| TraceError::TraceLine {
+            line: number,
+            want: "text",
+            found: start(line),
+        })?;
+        if let Some(told) = line.strip_prefix('E') {
+            decoder.end(number, told, tally)?;
+            break;
+        }
+        trace.events.extend(decoder.line(number, line)?);
     }
-    match decoder.open {
-        None => Ok(trace),
-        Some(_) => Err(TraceError::TraceLine { line: count + 1, want: "a node of a graph", found: String::new() }),
+    let number = tally.lines as usize + 2;
+    match next(&mut bytes)? {
+        0 => Ok(trace),
+        _ => Err(TraceError::TraceLine { line: number, want: "the end of the file", found: start(&bytes) }),
     }
+}
+
+/// The first line, as far as it is there.
+fn check_header(bytes: &[u8]) -> Result<(), TraceError> {
+    match bytes.strip_prefix(HEADER.as_bytes()) {
+        Some(b"\n") => Ok(()),
+        Some(b"") => Err(TraceError::TraceCut { lines: 0 }),
+        None if HEADER.as_bytes().starts_with(bytes) => Err(TraceError::TraceCut { lines: 0 }),
+        _ => Err(TraceError::NotATrace { found: start(bytes.trim_ascii_end()), want: HEADER }),
+    }
+}
+
+/// As much of a line as a message has room for.
+fn start(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim_end().chars().take(40).map(printable).collect()
+}
+
+/// What a file has in the place of text must not switch a terminal.
+fn printable(c: char) -> String {
+    if c.is_control() { c.escape_default().to_string() } else { c.to_string() }
 }
 
 /// The rest of a line.
@@ -87,7 +121,7 @@ impl Words<'_> {
 
 impl Decoder {
     fn line(&mut self, number: usize, line: &str) -> Result<Option<TraceEvent>, TraceError> {
-        let wrong = |want| TraceError::TraceLine { line: number, want, found: line.chars().take(40).collect() };
+        let wrong = |want| TraceError::TraceLine { line: number, want, found: start(line.as_bytes()) };
         let letter = line.chars().next().ok_or_else(|| wrong("a letter"))?;
         let rest = &line[letter.len_utf8()..];
         if letter == 'L' {
@@ -121,10 +155,25 @@ impl Decoder {
                 self.close();
                 None
             }
-            _ => Some(self.event(letter, &mut words)?.ok_or_else(|| wrong("one of the letters LMGNojrwlhnx"))?),
+            _ => Some(self.event(letter, &mut words)?.ok_or_else(|| wrong("one of the letters LMGNojrwlhnxE"))?),
         };
         words.end()?;
         Ok(event)
+    }
+
+    /// The last line, behind what `tally` has counted.
+    fn end(&self, number: usize, told: &str, tally: Tally) -> Result<(), TraceError> {
+        if self.open.is_some() {
+            return Err(TraceError::TraceLine { line: number, want: "a node of a graph", found: format!("E{told}") });
+        }
+        let mut words = Words { line: number, left: told.split_ascii_whitespace() };
+        let told = Tally { lines: words.number("lines")?, sum: words.number("a sum")? };
+        words.end()?;
+        if told == tally {
+            return Ok(());
+        }
+        let (lines, told_lines) = (tally.lines, told.lines);
+        Err(TraceError::TraceChanged { lines, told_lines, sum: tally.sum, told_sum: told.sum })
     }
 
     /// A graph with all its nodes is complete.

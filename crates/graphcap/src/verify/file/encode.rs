@@ -11,13 +11,34 @@ use device::{
     TraceNodeKind, WaitOutcome,
 };
 
-use super::{HEADER, KINDS, MODES, OUTCOMES};
+use super::{HEADER, KINDS, MODES, OUTCOMES, Tally};
 
 pub(super) fn trace(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
-    let mut encoder =
-        Encoder { out, labels: HashMap::new(), members: HashMap::new(), graphs: HashMap::new(), line: Line::new() };
+    let mut out = Tallied { out, tally: Tally::EMPTY };
+    let (labels, members, graphs) = (HashMap::new(), HashMap::new(), HashMap::new());
+    let mut encoder = Encoder { out: &mut out, labels, members, graphs, line: Line::new() };
     writeln!(encoder.out, "{HEADER}")?;
-    trace.events.iter().try_for_each(|event| encoder.event(event))
+    trace.events.iter().try_for_each(|event| encoder.event(event))?;
+    let Tally { lines, sum } = out.tally;
+    writeln!(out, "E {lines} {sum}")
+}
+
+/// Counts what is written.
+struct Tallied<'o, W> {
+    out: &'o mut W,
+    tally: Tally,
+}
+
+impl<W: Write> Write for Tallied<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.tally.add(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
 }
 
 /// A line in the making.

@@ -5,13 +5,13 @@ use super::*;
 use std::{collections::BTreeSet, fmt::Write};
 
 /// A heading of the page with its cases, each the settings that are put over the small configuration.
-struct Chapter {
+pub(super) struct Chapter {
     title: &'static str,
     about: &'static str,
-    cases: &'static [&'static [&'static str]],
+    pub(super) cases: &'static [&'static [&'static str]],
 }
 
-const CHAPTERS: &[Chapter] = &[
+pub(super) const CHAPTERS: &[Chapter] = &[
     Chapter {
         title: "Names and values",
         about: "A setting that does not exist, or a value of another kind.",
@@ -25,6 +25,7 @@ const CHAPTERS: &[Chapter] = &[
             &["model=3"],
             &["model.tied=yes"],
             &["model.arch=gtp2"],
+            &["graph.order=best"],
             &["train.steps=0"],
             &["train.seed=99999999999999999999"],
             &["optimizer.lr=0"],
@@ -44,6 +45,7 @@ const CHAPTERS: &[Chapter] = &[
             &["model.vocab=255"],
             &["model.vocab_rows=200"],
             &["data.random_tokens=1000000"],
+            &["data.random_tokens=1000000", "data.tokenizer=bytes"],
             &["train.global_batch=12", "train.micro_batch=4", "layout.dp=2"],
             &["model.seq_len=500000000"],
             &["optimizer.min_lr=1"],
@@ -70,6 +72,7 @@ const CHAPTERS: &[Chapter] = &[
             &["train.eval_samples=100"],
             &["ddp.overlap_param_gather=true"],
             &["ddp.dispatch=aligned"],
+            &["ddp.dispatch=aligned", "ddp.overlap_param_gather=false"],
             &["graph.gates=in-graph"],
             &["graph.order=accesses"],
             &["gtp.look_ahead=2"],
@@ -98,7 +101,7 @@ macro_rules! kinds {
     ($($rule:pat => $name:literal),* $(,)?) => {
         const KINDS: &[&str] = &[$($name),*];
 
-        fn kind(rule: &Rule) -> &'static str {
+        pub(super) fn kind(rule: &Rule) -> &'static str {
             match rule {
                 $($rule => $name),*
             }
@@ -198,8 +201,8 @@ fn every_configuration_error_is_shown_in_the_docs() {
     let mut page = String::from(
         "# What a bad configuration says\n\n\
          Everything that is wrong is told in one report, before anything is started: the settings with their values, the\n\
-         rule, and the nearest settings that keep it, each of which is enough. Below is every message, with what leads to\n\
-         it when it is put over this configuration. The page is written by a test.\n",
+         rule, and the nearest settings that keep it, each of which is enough for that rule. Below is every message, with\n\
+         what leads to it when it is put over this configuration. The page is written by a test.\n",
     );
     write!(page, "\n```toml\n{}\n```\n", SMALL.trim()).unwrap();
     let mut seen = BTreeSet::new();
