@@ -165,8 +165,7 @@ __device__ inline float at_least(float x, float bound) {
 }
 // Both of a pair from -16 to 16; NaN stays.
 __device__ inline u32 within_16(u32 both) {
-    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(both) : "r"(0xC180C180u));
-    asm("min.NaN.bf16x2 %0, %0, %1;" : "+r"(both) : "r"(0x41804180u));
+    asm("min.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(both) : "r"(0x41804180u));
     return both;
 }
 

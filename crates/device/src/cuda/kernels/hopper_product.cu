@@ -61,10 +61,6 @@ struct Sizes {
     u64 rows, cols, depth, group;
 };
 
-__device__ inline float half_of(const u32 (&pairs)[4], u32 i) {
-    return __uint_as_float(i % 2 ? pairs[i / 2] & 0xFFFF0000u : pairs[i / 2] << 16);
-}
-
 // The functions of elementwise.cu, of powers of two in place of e, for eight values in step: one warp of a scheduler is
 // here at a time, and what a value waits for, the others fill.
 #define GELU_A 1.5957691216057308f
@@ -83,6 +79,24 @@ __device__ inline void gelu_of(float (&v)[8]) {
 #pragma unroll
     for (u32 i = 0; i < 8; i++) v[i] = at_least(v[i], -20.0f) * s[i];
 }
+// v = v * slope of GELU at x. Beyond 16 that is 0 or 1 to f32.
+__device__ inline void slope_times(float (&v)[8], const u32 (&x)[4]) {
+    float s[8], q[8];
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        u32 both = within_16(x[i / 2]);
+        float one = __uint_as_float(i % 2 ? both & 0xFFFF0000u : both << 16), two = one * one;
+        s[i] = one * fmaf(two, -GELU_B * LOG2_E, -GELU_A * LOG2_E), q[i] = one * fmaf(two, 3.0f * GELU_B, GELU_A);
+    }
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) s[i] = exp2_of(s[i]);
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) s[i] = inverse(1.0f + s[i]);
+    // v s (1 + q (1 - s))
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) v[i] *= s[i], v[i] = fmaf(v[i], fmaf(-q[i], s[i], q[i]), v[i]);
+}
+
 // Which tile a cluster has next: `GROUP` rows of clusters are gone through column by column, so that what blocks read at
 // the same time is little.
 struct Walk {
@@ -147,31 +161,6 @@ __device__ inline void fetch_other(const Map& other, const Walk& walk, u32 base,
     }
 }
 
-// v = v * slope of GELU at what lies there. It is read twice, for it would take the registers that let eight values go in step.
-__device__ inline void slope_times(float (&v)[8], u32 there) {
-    float s[8];
-    u32 x[4];
-    blocks_get(x, there);
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) {
-        float one = half_of(x, i);
-        s[i] = one * fmaf(one * one, -GELU_B * LOG2_E, -GELU_A * LOG2_E);
-    }
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) s[i] = exp2_of(s[i]);
-    blocks_get(x, there);
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) s[i] = inverse(1.0f + s[i]);
-    // s + q s (1 - s); beyond 16 it is 0 or 1 to f32.
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) x[i] = within_16(x[i]);
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) {
-        float one = half_of(x, i), q = one * fmaf(one * one, 3.0f * GELU_B, GELU_A);
-        v[i] *= fmaf(q, fmaf(-s[i], s[i], s[i]), s[i]);
-    }
-}
-
 struct Out {
     const Map& c;
     const Map& other;
@@ -201,6 +190,8 @@ template <int FINISH> __device__ inline void finish(const float (&d)[PARTS][COLS
                 if (lane == 0) were_read<WAYS - 1>();
                 __syncwarp();
             }
+            u32 old[2][4];
+            if constexpr (FINISH == SLOPE) blocks_get(old[0], at);
 #pragma unroll
             for (u32 g = 0; g < 4; g++) {
                 // Columns c * 64 + g * 16 + h / 2 * 8 and the lane's two of eight; rows of the upper or lower eight.
@@ -209,7 +200,9 @@ template <int FINISH> __device__ inline void finish(const float (&d)[PARTS][COLS
 #pragma unroll
                 for (u32 i = 0; i < 8; i++) v[i] = d[p][(c * 8 + g * 2) * 4 + i];
                 if constexpr (FINISH == SLOPE) {
-                    slope_times(v, there);
+                    // The next ones come meanwhile.
+                    if (g < 3) blocks_get(old[(g + 1) % 2], at ^ ((g + 1) << 5));
+                    slope_times(v, old[g % 2]);
                 }
                 if constexpr (FINISH == GELU) {
 #pragma unroll
