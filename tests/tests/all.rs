@@ -2,6 +2,8 @@
 
 #[path = "../cards.rs"]
 mod cards; // the first card, if there is one
+#[path = "../graphs.rs"]
+mod graphs; // all ways to train from graphs
 
 mod captured; // captured training with a real backend
 mod layouts; // layouts of whole training runs under the verifier

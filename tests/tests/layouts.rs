@@ -7,7 +7,7 @@ use device::{Machine, Options, TraceEvent, cuda::CudaOptions};
 use graphcap::verify::{VerifyOptions, verify};
 use trainer::{Config, plan_run, trace_steps};
 
-use crate::cards::cards;
+use crate::{cards::cards, graphs::GRAPHS};
 
 /// Two blocks of 32, T 16; an evaluation behind the second of three steps, two microbatches in each.
 const CONFIG: &str = "[model]\nlayers = 2\ndim = 32\nheads = 8\nseq_len = 16\n\
@@ -23,17 +23,6 @@ fn layouts() -> Vec<Sizes> {
     let all = sizes.iter().flat_map(|tp| sizes.iter().flat_map(move |gtp| sizes.map(|dp| [*tp, *gtp, dp])));
     all.filter(|sizes| sizes.iter().product::<u32>() <= 8).collect()
 }
-
-const GRAPHS: [&[&str]; 8] = [
-    &["graph.scope=none"],
-    &["graph.scope=layer", "graph.gates=in-graph"],
-    &["graph.scope=layer", "graph.gates=before-replay"],
-    &["graph.scope=chunk", "graph.gates=in-graph"],
-    &["graph.scope=chunk", "graph.gates=before-replay"],
-    &["graph.scope=microbatch", "graph.gates=in-graph"],
-    &["graph.scope=microbatch", "graph.gates=before-replay"],
-    &["graph.scope=step"],
-];
 
 /// Whole tokens on every rank, and tokens split over the tensor group with one layer in two recomputed.
 fn archs([tp, _, _]: Sizes) -> [Vec<String>; 2] {

@@ -6,7 +6,7 @@ use device::{Label, Machine, Options, Trace, TraceEvent, TraceGraph, TraceNode, 
 use graphcap::verify::{Finding, Noticed, VerifyOptions, mutate, verify};
 use trainer::{Config, TrainError, trace_steps};
 
-use crate::cards::cards;
+use crate::{cards::cards, graphs::GRAPHS};
 
 const CONFIG: &str = r#"
 [model]
@@ -52,21 +52,11 @@ fn three_steps_of_training_are_free_of_races_on_every_driver() {
     }
 }
 
-const SCOPES: [&[&str]; 7] = [
-    &["graph.scope=layer", "graph.gates=in-graph"],
-    &["graph.scope=layer", "graph.gates=before-replay"],
-    &["graph.scope=chunk", "graph.gates=in-graph"],
-    &["graph.scope=chunk", "graph.gates=before-replay"],
-    &["graph.scope=microbatch", "graph.gates=in-graph"],
-    &["graph.scope=microbatch", "graph.gates=before-replay"],
-    &["graph.scope=step"],
-];
-
 #[test]
 fn steps_from_graphs_of_every_scope_are_free_of_races_on_every_driver() {
     let (machines, dispatches) =
         (machines(), ["ddp.dispatch=chain", "ddp.dispatch=aligned", "ddp.dispatch=with-optimizer"]);
-    for (graphs, dispatch) in SCOPES.into_iter().flat_map(|graphs| dispatches.map(|dispatch| (graphs, dispatch))) {
+    for (graphs, dispatch) in GRAPHS[1..].iter().flat_map(|graphs| dispatches.map(|dispatch| (*graphs, dispatch))) {
         let overrides = [graphs, &SHARDED, &[dispatch]].concat();
         for machine in &machines {
             let trace = traced(machine, &overrides).unwrap();
@@ -139,8 +129,8 @@ fn replayed_operations_carry_the_names_of_the_blocks_that_submitted_them() {
     let submitted = traced(&Machine::dry(), &SHARDED).unwrap();
     let wanted: BTreeSet<(Label, Label)> = submitted.events.iter().filter_map(eager).filter(is_of_a_block).collect();
     assert!(wanted.contains(&("gemm".into(), "h.1.mlp.c_fc".into())), "{wanted:?}");
-    for graphs in SCOPES {
-        let trace = traced(&Machine::dry(), &[graphs, &SHARDED].concat()).unwrap();
+    for graphs in &GRAPHS[1..] {
+        let trace = traced(&Machine::dry(), &[*graphs, &SHARDED].concat()).unwrap();
         let nodes = trace.events.iter().filter_map(launched).flat_map(|graph| &graph.nodes);
         let replayed: BTreeSet<(Label, Label)> = nodes.filter_map(node).filter(is_of_a_block).collect();
         assert_eq!(replayed, wanted, "{graphs:?}");

@@ -17,6 +17,9 @@ mod whole_file; // files that are there whole or not at all
 #[cfg(test)]
 #[path = "../../../tests/cards.rs"]
 mod cards; // the first card, for tests
+#[cfg(test)]
+#[path = "../../../tests/graphs.rs"]
+mod graphs; // all ways to train from graphs, for tests
 
 pub use self::{
     cli::{Cli, Command, ConfigArgs, DoctorArgs, GroupsArgs, InitArgs, PlanArgs, TrainArgs, VerifyArgs, VerifyOn},

@@ -18,6 +18,7 @@ use super::{
     compile::{self, Cache},
     cudnn::Cudnn,
     error::check,
+    fnv,
     fused::Sums,
     hopper, kernels,
     launch::Call,
@@ -126,20 +127,18 @@ struct Loaded {
     shared: u32,
 }
 
-/// FNV-1a: names of functions are few, short and our own, and every launch looks one up.
+/// Names of functions are few, short and our own, and every launch looks one up.
 struct OfName(u64);
 
 impl Default for OfName {
     fn default() -> OfName {
-        OfName(0xcbf2_9ce4_8422_2325)
+        OfName(fnv::START)
     }
 }
 
 impl Hasher for OfName {
     fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
+        self.0 = fnv::add(self.0, bytes);
     }
 
     fn finish(&self) -> u64 {

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{kept, product::ProductShape};
+use super::{fnv, kept, product::ProductShape};
 
 /// How products of a shape are computed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -123,11 +123,8 @@ impl fmt::Display for Choice {
 }
 
 /// 64 bits that are the same in every build.
-///
-/// Source: G. Fowler, L. C. Noll, K.-P. Vo, "The FNV non-cryptographic hash algorithm" (FNV-1a).
 pub(super) fn fingerprint<'t>(texts: impl IntoIterator<Item = &'t str>) -> u64 {
-    let bytes = texts.into_iter().flat_map(str::bytes);
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    texts.into_iter().fold(fnv::START, |hash, text| fnv::add(hash, text.as_bytes()))
 }
 
 #[cfg(test)]

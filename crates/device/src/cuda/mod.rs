@@ -25,6 +25,7 @@ mod error;
 mod event; // marks on a card
 mod exec; // graphs of the driver's, and the gates in them
 mod fault; // which operation it was
+mod fnv; // bits that stand for bytes
 mod fused; // attention as the library takes it
 mod gang; // launches that go to the card together
 mod graph; // captured graphs as CUDA graphs

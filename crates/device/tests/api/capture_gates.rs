@@ -221,6 +221,10 @@ fn a_wait_that_is_held_back_keeps_its_record(driver: &Driver) {
     let meetings = [0, 1].map(|rank| machine.meeting("dp", &[0, 1], rank).unwrap());
     let exec = executable(&one, || one.record_external(&e).unwrap());
     one.launch_graph(&exec).unwrap();
+    // Once before anything stands still: the first call of a group makes communicators, for which a card's streams must move.
+    two.joint(&meetings[0], Exchange::Barrier, "test", Vec::new()).unwrap();
+    other.joint(&meetings[1], Exchange::Barrier, "test", Vec::new()).unwrap();
+    two.synchronize().unwrap();
     // The stream comes to its wait when the other rank has come.
     two.joint(&meetings[0], Exchange::Barrier, "test", Vec::new()).unwrap();
     two.wait(&e, Why("test.out")).unwrap();

@@ -174,6 +174,16 @@ fn buffers(n: usize) -> ([View; 3], View, View) {
     ([param, m, v], grad, holding("scalars", &[3, 4], &GROUPS.concat()))
 }
 
+fn step_of_runs<'a>(
+    [param, m, v]: [&'a View; 3],
+    grad: &'a View,
+    scalars: &'a View,
+    runs: &'a [AdamRun],
+) -> AdamWRuns<'a> {
+    let (rest, skip, (beta1, beta2), eps, decays) = (None, None, BETAS, 1e-8, &DECAYS);
+    AdamWRuns { param, rest, grad, m, v, scalars, skip, beta1, beta2, eps, decays, runs }
+}
+
 #[test]
 fn several_runs_in_one_pass_give_the_bits_of_a_pass_for_each() {
     let n = if cfg!(miri) { 1000 } else { 300_001 };
@@ -181,21 +191,7 @@ fn several_runs_in_one_pass_give_the_bits_of_a_pass_for_each() {
     let (eps, (beta1, beta2)) = (1e-8, BETAS);
     let ([param, m, v], grad, scalars) = buffers(n);
     let (p, g, s) = (&param, &grad, &scalars);
-    let decays = &DECAYS;
-    let at_once = AdamWRuns {
-        param: p,
-        rest: None,
-        grad: g,
-        m: &m,
-        v: &v,
-        scalars: s,
-        skip: None,
-        beta1,
-        beta2,
-        eps,
-        decays,
-        runs: &runs,
-    };
+    let at_once = step_of_runs([p, &m, &v], g, s, &runs);
     run_checked(&at_once.op("t").unwrap());
     let ([param, m2, v2], grad, scalars) = buffers(n);
     let mut from = 0;
@@ -233,22 +229,8 @@ fn several_runs_are_cut_with_the_same_bits_in_any_order() {
     let n = 300_001;
     assert_order_free(|| {
         let ([param, m, v], grad, scalars) = buffers(n);
-        let (p, g, s, runs) = (&param, &grad, &scalars, &several_runs(n));
-        let (decays, skip, (beta1, beta2), eps) = (&DECAYS, None, BETAS, 1e-8);
-        let request = AdamWRuns {
-            param: p,
-            rest: None,
-            grad: g,
-            m: &m,
-            v: &v,
-            scalars: s,
-            skip,
-            beta1,
-            beta2,
-            eps,
-            decays,
-            runs,
-        };
+        let runs = several_runs(n);
+        let request = step_of_runs([&param, &m, &v], &grad, &scalars, &runs);
         (request.op("t").unwrap(), vec![param, m, v])
     });
 }
