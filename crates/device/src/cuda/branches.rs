@@ -89,6 +89,8 @@ mod tests {
         let (of, sizes) = share(&behind, &[Some(4), Some(90), Some(90), Some(3), Some(80)]);
         assert_eq!(of, [Some(0), Some(1), Some(1), Some(0), Some(1)]);
         assert_eq!(sizes, [4, 90]);
+        // Of those that are large enough the smallest is taken.
+        assert_eq!(share(&[&[], &[], &[0, 1]], &[Some(90), Some(40), Some(30)]).0[2], Some(1));
         // Nothing is large enough: the largest grows.
         assert_eq!(share(&[&[], &[], &[0, 1]], &[Some(4), Some(7), Some(9)]).1, [4, 9]);
     }
