@@ -34,10 +34,13 @@ fn graphs_give_the_bits_of_eager_steps_on_the_same_machine_in_layouts_of_one_to_
     // Hosts have tests of all ways to capture, in fewer layouts.
     let on_hosts = (sim(1), vec![(Scope::Microbatch, GateMode::InGraph)]);
     for (machine, captures) in [on_hosts].into_iter().chain(cards().into_iter().map(|card| (card, captures()))) {
-        for program in LAYOUTS.into_iter().flat_map(programs) {
+        let programs = LAYOUTS.into_iter().flat_map(|sizes| programs(sizes).into_iter().map(move |own| (sizes, own)));
+        for (at, (sizes, program)) in programs.enumerate() {
             let want = trained(&program, &machine);
             assert!(want.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()), "{program:?}");
-            for &(scope, gates) in &captures {
+            // All of them where all axes are, and by turns on other layouts.
+            let picked = |way: usize| sizes == [2, 2, 2] || captures.len() == 1 || way % 3 == at % 3;
+            for (_, &(scope, gates)) in captures.iter().enumerate().filter(|(way, _)| picked(*way)) {
                 let captured = program.clone().captured(scope, gates);
                 assert!(trained(&captured, &machine) == want, "{captured:?} on {}", machine.driver());
             }

@@ -14,6 +14,7 @@ use cudarc::driver::sys;
 
 use super::{
     Arch, CudaError,
+    begin::Beginnings,
     blaslt::BlasLt,
     compile::{self, Cache},
     cudnn::Cudnn,
@@ -100,6 +101,8 @@ pub(crate) struct Card {
     side: RawStream,
     /// A record that is reached: for gates that wait for nothing.
     pub(super) reached: RawEvent,
+    /// Of all cards of the machine.
+    pub(super) beginnings: Arc<Beginnings>,
     /// What broke the context.
     lost: OnceLock<CudaError>,
     pub(super) products: Products,
@@ -191,7 +194,11 @@ pub(super) fn open_driver() -> Result<u32, CudaError> {
 
 impl Card {
     /// Opens card `ordinal`: its context, and all kernels.
-    pub(super) fn open(ordinal: u32, options: &CudaOptions) -> Result<Arc<Card>, CudaError> {
+    pub(super) fn open(
+        ordinal: u32,
+        options: &CudaOptions,
+        beginnings: &Arc<Beginnings>,
+    ) -> Result<Arc<Card>, CudaError> {
         let (mut device, mut context) = (0, ptr::null_mut());
         // SAFETY: the driver is initialised (`open_driver`); each call writes one value.
         unsafe {
@@ -211,6 +218,7 @@ impl Card {
             freed: Mutex::default(),
             side: RawStream(ptr::null_mut()),
             reached: RawEvent(ptr::null_mut()),
+            beginnings: beginnings.clone(),
             lost: OnceLock::new(),
             products: options.products,
             blas: OnceLock::new(),
@@ -290,7 +298,9 @@ impl Card {
     pub(super) fn products(&self) -> Result<Option<&BlasLt>, CudaError> {
         match self.products {
             Products::Own | Products::Hopper => Ok(None),
-            Products::CuBlasLt => self.blas.get_or_init(BlasLt::open).as_ref().map(Some).map_err(|error| error.clone()),
+            Products::CuBlasLt => {
+                self.blas.get_or_init(|| self.making(BlasLt::open)).as_ref().map(Some).map_err(|error| error.clone())
+            }
         }
     }
 
@@ -309,9 +319,15 @@ impl Card {
             let told = |error: &CudaError| {
                 tracing::warn!(card = self.ordinal, %error, "cuda.attention_without_cudnn");
             };
-            Cudnn::open().inspect_err(told).ok()
+            self.making(Cudnn::open).inspect_err(told).ok()
         };
         self.cudnn.get_or_init(open).as_ref()
+    }
+
+    /// Around a library's making of something that may have memory of the card.
+    pub(super) fn making<T>(&self, make: impl FnOnce() -> T) -> T {
+        let _waits = self.beginnings.may_wait();
+        make()
     }
 
     pub(super) fn sums(&self) -> Sums {
@@ -321,8 +337,10 @@ impl Card {
     fn load(&mut self, cache: &Cache) -> Result<(), CudaError> {
         let arch = self.arch()?;
         let most = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        for (source, target) in kernels::sources(arch) {
-            let image = cache.compiled(source, &target)?;
+        let images = compile::side_by_side(kernels::sources(arch).collect(), |(source, target)| {
+            Ok((*source, cache.compiled(source, target)?))
+        })?;
+        for (source, image) in images {
             let mut module = ptr::null_mut();
             // SAFETY: the image is a whole object file, as the compiler made it; it is copied.
             let code = unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) };
@@ -366,6 +384,7 @@ impl Card {
     fn new_stream_with(&self, priority: Priority) -> Result<RawStream, CudaError> {
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let _waits = self.beginnings.may_wait();
         // SAFETY: the context is current (callers bind); writes one handle.
         let code = unsafe { sys::cuStreamCreateWithPriority(&mut stream, flags, priority.number()) };
         self.check("cuStreamCreateWithPriority", code)?;
@@ -478,6 +497,7 @@ impl SideStream {
 impl Drop for SideStream {
     fn drop(&mut self) {
         if self.card.bind().is_ok() {
+            let _waits = self.card.beginnings.may_wait();
             // SAFETY: made in `new`, destroyed once.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.raw.0) };
         }

@@ -42,7 +42,7 @@ pub(super) fn card() -> (Arc<Card>, File) {
 fn open_card() -> Arc<Card> {
     prepare().expect("the environment can be prepared");
     open_driver().unwrap();
-    let card = Card::open(0, &options()).unwrap();
+    let card = Card::open(0, &options(), &Arc::default()).unwrap();
     card.bind().unwrap();
     card
 }

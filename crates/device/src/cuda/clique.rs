@@ -235,6 +235,7 @@ impl Clique {
     /// Calls everything once that connects members: a capture of one member alone could not.
     fn warm(&self) -> Result<(), CudaError> {
         let (n, dtype) = (self.seats.len(), Type::of(DType::I32));
+        let begins = self.seats[0].card.beginnings.begin();
         nccl::group(|| {
             self.seats.iter().try_for_each(|seat| {
                 let at = seat.word.address();
@@ -255,6 +256,7 @@ impl Clique {
                 })
             })
         })?;
+        drop(begins);
         let begin = Instant::now();
         for seat in &self.seats {
             seat.card.bind()?;
@@ -278,6 +280,7 @@ impl Clique {
 impl Drop for Seat {
     fn drop(&mut self) {
         if self.card.bind().is_ok() {
+            let _waits = self.card.beginnings.may_wait();
             // SAFETY: made with the seat, destroyed once.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.stream.0) };
         }

@@ -17,6 +17,7 @@ impl Clique {
     /// Queues one call of every member, each on its stream.
     pub(super) fn call_all(&self, _turn: &Turn<'_>, calls: &[(&JointBody, RawStream)]) -> Result<(), CudaError> {
         let seat = |body: &JointBody| &self.seats[body.member];
+        let _begins = self.seats[0].card.beginnings.begin();
         calls.iter().try_for_each(|(body, stream)| {
             seat(body).card.bind()?;
             seat(body).wait_for_last_use(*stream)?;

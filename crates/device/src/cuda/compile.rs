@@ -1,18 +1,27 @@
 //! Kernels from source, through NVRTC, kept in a folder between runs.
 
 use std::{
+    collections::BTreeMap,
     ffi::{CString, c_char},
     fmt, fs,
     hash::{DefaultHasher, Hash, Hasher},
     io,
+    num::NonZero,
     path::{Path, PathBuf},
     ptr,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
 };
 
 use cudarc::nvrtc::sys;
 
 use super::{
-    CudaError, kept,
+    CudaError,
+    card::lock,
+    kept,
     kernels::{self, COMMON, Source},
 };
 
@@ -48,11 +57,35 @@ pub struct Compiled {
 /// [`CudaError::Missing`] without the compiler, [`CudaError::Compile`] with its log.
 pub fn compile_kernels(arch: Arch) -> Result<Vec<Compiled>, CudaError> {
     open()?;
-    let compile_one = |(source, target): (&'static Source, String)| {
-        let image = compile(source, &target)?;
+    side_by_side(kernels::sources(arch).collect(), |(source, target)| {
+        let image = compile(source, target)?;
         Ok(Compiled { file: source.file, functions: source.functions, image })
+    })
+}
+
+/// What `make` makes of each, in their order; on as many threads as the host has processors. With failures, the first one.
+pub(super) fn side_by_side<S: Sync, T: Send>(
+    sources: Vec<S>,
+    make: impl Fn(&S) -> Result<T, CudaError> + Sync,
+) -> Result<Vec<T>, CudaError> {
+    let (next, made) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(source) = sources.get(at) else { return };
+            let one = make(source);
+            lock(&made).insert(at, one);
+        }
     };
-    kernels::sources(arch).map(compile_one).collect()
+    thread::scope(|scope| {
+        let others = thread::available_parallelism().map_or(1, NonZero::get).min(sources.len()).saturating_sub(1);
+        // What cannot be started leaves its work to those that run.
+        let threads = (0..others).map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok());
+        let started: Vec<_> = threads.collect();
+        work();
+        drop(started);
+    });
+    made.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
 }
 
 /// Opens the compiler, or says that it is missing.
@@ -187,6 +220,20 @@ fn keep(path: &Path, key: &str, image: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_made_side_by_side_keeps_its_order_and_fails_with_the_first_failure() {
+        let wide: Vec<usize> = (0..100).collect();
+        let made = side_by_side(wide.clone(), |at| {
+            thread::sleep(std::time::Duration::from_micros(100 - *at as u64));
+            Ok(at * 2)
+        });
+        assert_eq!(made, Ok((0..100).map(|at| at * 2).collect()));
+        let failure = |at| CudaError::NoCard { asked: at, have: 0 };
+        let failed = side_by_side(wide, |at| if at % 40 == 30 { Err(failure(*at as u32)) } else { Ok(()) });
+        assert_eq!(failed, Err(failure(30)));
+        assert_eq!(side_by_side(Vec::<u8>::new(), |_| Ok(())), Ok(Vec::new()));
+    }
 
     #[test]
     fn a_kept_object_file_is_used_for_the_same_source_only() {

@@ -23,7 +23,7 @@ use self::{
 };
 use super::{
     CudaError,
-    card::{RawStream, lock},
+    card::{Card, RawStream, lock},
     fused::{Fused, FusedShape, Port},
     workspace::Workspace,
 };
@@ -66,12 +66,12 @@ impl Cudnn {
 
     /// The plan for `shape`; none where the library has none, or one that works in too much. The card's context is
     /// current, and no stream of this thread captures.
-    pub(super) fn plan(&self, shape: &FusedShape) -> Result<Option<Arc<FusedPlan>>, CudaError> {
+    pub(super) fn plan(&self, card: &Card, shape: &FusedShape) -> Result<Option<Arc<FusedPlan>>, CudaError> {
         let mut plans = lock(&self.plans);
         if let Some(plan) = plans.get(shape) {
             return Ok(plan.clone());
         }
-        let plan = match self.choose(shape) {
+        let plan = match self.choose(card, shape) {
             Err(error) if error.is_unsupported() => {
                 tracing::debug!(?shape, %error, "cuda.attention_refused");
                 None
@@ -83,9 +83,9 @@ impl Cudnn {
         Ok(plan)
     }
 
-    fn choose(&self, shape: &FusedShape) -> Result<Option<FusedPlan>, CudaError> {
+    fn choose(&self, card: &Card, shape: &FusedShape) -> Result<Option<FusedPlan>, CudaError> {
         let graph = attention::graph(&self.calls, shape)?;
-        let plan = graph.plan(lock(&self.handle).0)?;
+        let plan = card.making(|| graph.plan(lock(&self.handle).0))?;
         Ok(plan.map(|graph| {
             let [dq_sums, row_sums] = shape.sums();
             let (parts, scratch) = in_a_row([dq_sums, row_sums, graph.workspace]);

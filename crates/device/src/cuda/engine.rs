@@ -73,7 +73,9 @@ impl CudaEngine {
         if numbers.is_empty() {
             return Err(CudaError::NoCard { asked: 0, have: 0 });
         }
-        let opened = numbers.iter().map(|number| Card::open(*number, options)).collect::<Result<Vec<_>, _>>()?;
+        let beginnings = Arc::default();
+        let opened =
+            numbers.iter().map(|number| Card::open(*number, options, &beginnings)).collect::<Result<Vec<_>, _>>()?;
         let by_number = |number: &u32| opened.iter().find(|card| card.ordinal == *number).cloned();
         let cards: Vec<Arc<Card>> = options.cards.iter().filter_map(by_number).collect();
         Ok(CudaEngine {

@@ -58,12 +58,18 @@ impl Exec {
 
     pub(super) fn instantiate(&mut self) -> Result<(), CudaError> {
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
-        // SAFETY: the graph is whole and lives.
-        let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut self.exec, self.graph, flags.0.into()) };
+        let code = {
+            let _waits = self.card.beginnings.may_wait();
+            // SAFETY: the graph is whole and lives.
+            unsafe { sys::cuGraphInstantiateWithFlags(&mut self.exec, self.graph, flags.0.into()) }
+        };
         self.card.check("cuGraphInstantiate", code)?;
         // Or the first launch would ask for memory, and wait there for every stream that stands still.
-        // SAFETY: the executable was just made; the stream is of this card.
-        self.card.on_side(|stream| unsafe { ("cuGraphUpload", sys::cuGraphUpload(self.exec, stream.0)) })
+        self.card.on_side(|stream| {
+            let _waits = self.card.beginnings.may_wait();
+            // SAFETY: the executable was just made; the stream is of this card.
+            unsafe { ("cuGraphUpload", sys::cuGraphUpload(self.exec, stream.0)) }
+        })
     }
 
     /// Until a launch says otherwise, a gate has an event that is reached.
@@ -146,6 +152,7 @@ impl Drop for Exec {
         if self.card.bind().is_err() {
             return;
         }
+        let _waits = self.card.beginnings.may_wait();
         // SAFETY: no launch is under way, for each of them keeps this; both were made here.
         unsafe {
             if !self.exec.is_null() {

@@ -288,6 +288,7 @@ impl CudaEngine {
         }
         // One order of all launches with collectives, on all ranks.
         let turn = self.turn();
+        let begins = stream_on_card(&entries[0].stream).card.beginnings.begin();
         let sent: Vec<Result<Along, CudaError>> = entries
             .iter()
             .map(|Entry { launch, stream, .. }| {
@@ -295,7 +296,7 @@ impl CudaEngine {
                 on.card.bind().and_then(|()| self.send_launch(stream, on, launch))
             })
             .collect();
-        drop(turn);
+        drop((begins, turn));
         let any_failed = sent.iter().any(Result::is_err);
         for (Entry { launch, stream, .. }, sent) in entries.iter().zip(sent) {
             let (item, on) = (Item::Launch(Some(launch.clone())), stream_on_card(stream));

@@ -98,6 +98,7 @@ impl DeviceMemory {
 fn allocate(card: &Card, size: usize) -> Result<u64, CudaError> {
     let ask = || {
         let mut address = 0;
+        let _waits = card.beginnings.may_wait();
         // SAFETY: the context is current; writes one address.
         card.check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, size) }).map(|()| address)
     };
@@ -113,6 +114,7 @@ fn allocate(card: &Card, size: usize) -> Result<u64, CudaError> {
 /// current.
 pub(super) fn give_back(card: &Card) -> Result<bool, CudaError> {
     let freed = lock(&card.freed).take_all();
+    let _waits = card.beginnings.may_wait();
     for address in &freed {
         // SAFETY: nobody has had these blocks since they were given back.
         card.check("cuMemFree", unsafe { sys::cuMemFree_v2(*address) })?;
@@ -173,6 +175,7 @@ impl Pinned {
 fn allocate_pinned(card: &Card, size: usize) -> Result<Slab, CudaError> {
     let (mut host, mut address) = (std::ptr::null_mut(), 0);
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+    let _waits = card.beginnings.may_wait();
     // SAFETY: the context is current; each call writes one address.
     unsafe {
         card.check("cuMemHostAlloc", sys::cuMemHostAlloc(&mut host, size, flags))?;

@@ -6,6 +6,7 @@
 //! Raw calls come from cudarc; `error::check` makes results of them; the types of this module (`Card`,
 //! `DeviceMemory`, `PinnedBlock`, `CardEvent`, `StreamOnCard`, `GraphOnCard`) own what they made and are safe to use.
 
+mod begin; // members that begin, and calls that wait for a card
 mod blaslt; // products through a library
 mod branches; // which nodes of a graph may work in the same memory
 mod captured; // what libraries queue, as graphs

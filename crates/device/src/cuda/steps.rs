@@ -91,7 +91,7 @@ fn settle_one(
             then.into_iter().try_for_each(|call| take(Launchable::Call(call)))
         }
         Step::Fused { fused, otherwise } => {
-            match card.cudnn().map(|cudnn| cudnn.plan(&fused.shape)).transpose()?.flatten() {
+            match card.cudnn().map(|cudnn| cudnn.plan(card, &fused.shape)).transpose()?.flatten() {
                 Some(plan) => take(Launchable::Fused(fused, plan)),
                 None => otherwise.into_iter().try_for_each(|call| take(Launchable::Call(call))),
             }

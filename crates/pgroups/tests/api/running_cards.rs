@@ -1,5 +1,7 @@
 //! Collectives of ranks that share a card, through NCCL: against exact sums, replayed against eager, traced.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use device::{DType, Element, Machine, Reduce, Stream, View, Why, bf16};
 use pgroups::{Group, GroupRank, Needs, PgError, ProcessGroups, Rank, local};
 
@@ -271,5 +273,57 @@ fn traces_of_a_card_tell_collectives_as_those_of_hosts_do() {
         let (on_card, on_host) = (told(&card.machine, exec), told(&cpu(2), exec));
         assert!(on_host.len() > 40, "{}", on_host.len());
         assert_eq!(on_card, on_host);
+    }
+}
+
+/// What is made asks the driver for memory, which waits for the card; launches of members come one after the other.
+#[test]
+fn ranks_that_launch_together_go_on_while_others_make_graphs_memory_and_streams() {
+    let (card, ended) = (card(), AtomicU32::new(0));
+    let ran = local(&card.machine, 8, |rank| -> Result<_, PgError> {
+        let rows = custom("rows", &[&[3, 2, 1, 0], &[7, 6, 5, 4]]);
+        let group = group_of(&rank, &rows, "rows")?;
+        let (stream, side) = (rank.device.stream("compute")?, rank.device.stream("side")?);
+        let data = put(&stream, "data", values::<f32>(rank.global.0, 5000));
+        let graph = |calls: usize| -> Result<_, PgError> {
+            stream.begin_capture("calls")?;
+            (0..calls).try_for_each(|_| {
+                let (fork, join) = (rank.device.event("fork"), rank.device.event("join"));
+                stream.record(&fork)?;
+                side.wait(&fork, Why("test.fork"))?;
+                group.all_reduce(&side, &data, Reduce::Max)?;
+                side.record(&join)?;
+                stream.wait(&join, Why("test.join"))?;
+                group.all_reduce(&stream, &data, Reduce::Max)
+            })?;
+            Ok(stream.end_capture()?.instantiate()?)
+        };
+        group.barrier(&stream)?;
+        stream.synchronize()?;
+        let mut made = 0;
+        if rank.global.0 < 4 {
+            let graphs = [graph(3)?, graph(8)?];
+            for at in 0..600 {
+                stream.launch_graph(&graphs[at % 2])?;
+                if at % 50 == 49 {
+                    stream.synchronize()?;
+                }
+            }
+            ended.fetch_add(1, Ordering::SeqCst);
+        } else {
+            while ended.load(Ordering::SeqCst) < 4 {
+                drop(graph(1 + made % 16)?);
+                let (_stream, numel) = (rank.device.stream("more")?, (made % 64 + 1) << 12);
+                drop(alloc(&rank.device, "more", numel, DType::F32));
+                made += 1;
+            }
+        }
+        Ok((get::<f32>(&stream, &data)?, made))
+    });
+    let ran = ran.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let most = |at: usize| (0..4).map(|rank| value::<f32>(rank, at)).fold(f32::MIN, f32::max);
+    let want: Vec<f32> = (0..5000).map(most).collect();
+    for (rank, (got, made)) in ran.iter().enumerate() {
+        assert!(if rank < 4 { got == &want } else { *made > 0 }, "rank {rank}, {made} made");
     }
 }

@@ -44,7 +44,7 @@ fn by_library(deterministic: bool, sizes: [usize; 5], dtype: DType) -> [bool; 2]
     let turn = File::create(std::env::temp_dir().join("warpweft-test-card.lock")).unwrap();
     turn.lock().unwrap();
     let machine = Machine::cuda_with(options(deterministic), Options::default()).unwrap();
-    let card = Card::open(0, &options(deterministic)).unwrap();
+    let card = Card::open(0, &options(deterministic), &std::sync::Arc::default()).unwrap();
     card.bind().unwrap();
     passes(&machine.device(0).unwrap(), sizes, dtype).map(|op| {
         let Launch::Kernel(kernel) = &op.launch else { unreachable!("BUG: attention is a kernel") };

@@ -1,0 +1,84 @@
+//! Keeps apart what stops a card when it happens at once: members of a group that begin one after the other, and calls of
+//! the driver that wait for the card.
+//!
+//! The first member waits on its card for the last one. A call that waits for the card until then holds a lock of the
+//! driver, which the thread needs that lets the others begin: neither goes on. So such a call and such a beginning wait for
+//! each other here, where none holds the driver up. Seen with `cuGraphInstantiate` of one rank between two members' launches.
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// One for all cards of a machine: the driver's locks are those of the process.
+#[derive(Default)]
+pub(super) struct Beginnings(RwLock<()>);
+
+/// Until it is dropped, no call waits for a card.
+pub(super) struct Begins<'a>(#[expect(dead_code, reason = "held until it is dropped")] RwLockWriteGuard<'a, ()>);
+
+/// Until it is dropped, whatever has begun on a card ends by itself.
+pub(super) struct MayWait<'a>(#[expect(dead_code, reason = "held until it is dropped")] RwLockReadGuard<'a, ()>);
+
+impl Beginnings {
+    /// Members of a group begin. Whoever holds it makes no call that may wait, and comes with the turn of the cliques: there
+    /// is one such at a time.
+    pub(super) fn begin(&self) -> Begins<'_> {
+        Begins(self.0.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Around one call of the driver that asks for memory, gives some back, or makes or ends what has some, and around
+    /// nothing else: it is not to be asked for twice by one thread.
+    pub(super) fn may_wait(&self) -> MayWait<'_> {
+        MayWait(self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Barrier,
+            atomic::{AtomicU32, Ordering},
+        },
+        thread,
+    };
+
+    use super::*;
+
+    #[test]
+    fn calls_that_wait_are_made_before_the_first_member_or_behind_the_last() {
+        let (beginnings, begun, both) = (Beginnings::default(), AtomicU32::new(0), Barrier::new(3));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                both.wait();
+                for _ in 0..500 {
+                    let _begins = beginnings.begin();
+                    for member in 1..=4 {
+                        begun.store(member % 4, Ordering::SeqCst);
+                        thread::yield_now();
+                    }
+                }
+            });
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    both.wait();
+                    for _ in 0..500 {
+                        let _waits = beginnings.may_wait();
+                        assert_eq!(begun.load(Ordering::SeqCst), 0, "members that have begun wait for others");
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn calls_that_wait_do_not_wait_for_each_other() {
+        let (beginnings, both) = (Beginnings::default(), Barrier::new(2));
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let _waits = beginnings.may_wait();
+                    both.wait();
+                });
+            }
+        });
+    }
+}
