@@ -58,7 +58,7 @@ pub use self::label::Label;
 pub use self::loosen::GraphOrder;
 pub use self::machine::{HostTurn, Machine, Options};
 pub use self::meeting::Meeting;
-pub use self::op::{Access, HostFn, Landing, Launch, Mode, Op, OpError, Site};
+pub use self::op::{Access, HostFn, Landing, Launch, Mode, Op, OpError, OpParts, Site};
 pub use self::ops::Kernel;
 pub use self::region::Region;
 pub use self::report::{Asked, Departure, OpRef, Pending, PendingJoint};

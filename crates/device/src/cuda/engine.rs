@@ -211,7 +211,7 @@ impl CudaEngine {
             Item::Op(body) => match &body.op.launch {
                 Launch::Kernel(kernel) => {
                     let interval = self.begin_interval(stream, on)?;
-                    on.send_kernel(kernel, &body.op.accesses, body.seq + 1)?;
+                    on.send_kernel(&body.op, kernel, body.seq + 1)?;
                     return Along::timed(interval, on);
                 }
                 launch => {
@@ -263,13 +263,13 @@ impl CudaEngine {
     fn host_call(
         &self,
         stream: &StreamInner,
-        body: &Arc<OpBody>,
+        body: &OpBody,
         card: &Arc<Card>,
     ) -> Result<Arc<HostCall>, CudaError> {
         let (device, at) = (stream.device.clone(), OpAt::Eager(body.clone()).position());
         // Without what waits for it: a download that nobody waits for goes with its last handle.
         let run = body.op.launch.on_host().expect("BUG: a kernel is no host operation");
-        let op = Op { launch: Launch::Host(run.clone()), ..body.op.clone() };
+        let op = Op::new(body.op.name, body.op.site.clone(), body.op.accesses.clone(), Launch::Host(run.clone()));
         // Copies are timed on the card.
         let told = if matches!(body.op.launch, Launch::Host(_)) { Told::AsItRuns } else { Told::Not };
         let run = move |staged: &_| run_host(&device, (&op, at), staged, told);

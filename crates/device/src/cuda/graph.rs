@@ -24,7 +24,7 @@ use super::{
     workspace::Workspace,
 };
 use crate::{
-    Launch, Op, Position,
+    Launch, Position,
     device::DeviceInner,
     graph::{GraphInner, JointNode, Node, NodeKind},
     launch::LaunchBody,
@@ -165,7 +165,10 @@ struct Making<'a> {
 /// What a node launches; nothing if it is no kernel.
 fn settle(card: &Card, node: &Node) -> Result<Vec<Launchable>, CudaError> {
     match &node.kind {
-        NodeKind::Op(Op { launch: Launch::Kernel(kernel), accesses, .. }) => steps::settle(card, kernel, accesses),
+        NodeKind::Op(op) => match &op.launch {
+            Launch::Kernel(kernel) => steps::settle(card, kernel, &op.accesses),
+            _ => Ok(Vec::new()),
+        },
         _ => Ok(Vec::new()),
     }
 }

@@ -170,7 +170,7 @@ mod tests {
         let body = crate::queue::OpBody { op, stream: 0, seq: 0 };
         line.stand(State::Marks, Some(Item::Wait(marks[1].clone())));
         assert!(line.give_up_at_marks().is_empty(), "waits alone go on by themselves");
-        assert!(line.enter(Item::Op(Arc::new(body))).is_none());
+        assert!(line.enter(Item::Op(body)).is_none());
         assert_eq!(line.give_up_at_marks().len(), 2);
         assert!(matches!(line.state(), State::Idle));
     }

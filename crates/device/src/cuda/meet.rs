@@ -71,9 +71,14 @@ impl CudaEngine {
                     return self.meet_in_launch(stream, on, launch, todo);
                 }
                 Item::Joint(call) => return self.meet_in_call(stream, on, call, todo),
-                _ => self.put(stream, on, item),
+                _ => {
+                    let places_marks = matches!(&item, Item::Record(_) | Item::Launch(_));
+                    self.put(stream, on, item);
+                    if places_marks {
+                        self.wake(todo);
+                    }
+                }
             }
-            self.wake(todo);
             next = on.line.next();
         }
     }
