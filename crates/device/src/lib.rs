@@ -1,5 +1,6 @@
 //! One asynchronous machine with several drivers: streams, events, memory and kernels.
 
+mod apart; // values on cache lines of their own
 mod arena;
 mod capture;
 mod cpu;

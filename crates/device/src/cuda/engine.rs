@@ -256,16 +256,11 @@ impl CudaEngine {
         launch: &LaunchBody,
     ) -> Result<Along, CudaError> {
         let interval = self.begin_interval(stream, on)?;
-        on_card(launch).launch(on.raw, launch)?;
-        Along::timed(interval, on)
+        let ends = on_card(launch).launch(on.raw, launch)?;
+        Ok(Along { ends, ..Along::timed(interval, on)? })
     }
 
-    fn host_call(
-        &self,
-        stream: &StreamInner,
-        body: &OpBody,
-        card: &Arc<Card>,
-    ) -> Result<Arc<HostCall>, CudaError> {
+    fn host_call(&self, stream: &StreamInner, body: &OpBody, card: &Arc<Card>) -> Result<Arc<HostCall>, CudaError> {
         let (device, at) = (stream.device.clone(), OpAt::Eager(body.clone()).position());
         // Without what waits for it: a download that nobody waits for goes with its last handle.
         let run = body.op.launch.on_host().expect("BUG: a kernel is no host operation");

@@ -117,15 +117,19 @@ impl CudaEngine {
     }
 
     fn meet_in_launch(&self, stream: &Arc<StreamInner>, on: &StreamOnCard, launch: &Arc<LaunchBody>, todo: &mut Todo) {
+        // It tells that the stream has got here; so does one that is there already.
+        if !on.ends_in_mark() {
+            self.mark(stream);
+        }
         on.line.stand(State::Launch(launch.clone()), None);
         lock(&self.gangs).enter(stream, launch);
-        for joint in joints(launch) {
-            let meeting = joint.body().meeting.clone();
-            self.met(meeting.arrive(Arrival { stream: stream.clone(), joint }), todo);
-            if !lock(&self.gangs).has(launch) {
+        for (at, joint) in joints(launch).enumerate() {
+            if at > 0 && !lock(&self.gangs).has(launch) {
                 // It goes to the card, or never will.
                 return;
             }
+            let meeting = &launch.exec.graph.joint(launch.exec.graph.groups[at][0]).body.meeting;
+            self.met(meeting.arrive(Arrival { stream: stream.clone(), joint }), todo);
         }
     }
 
@@ -270,7 +274,7 @@ impl CudaEngine {
         arrivals.iter().try_for_each(|arrival| {
             let (on, mark) = (stream_on_card(&arrival.stream), Arc::new(Mark::new()));
             on.card.bind().and_then(|()| record(on, &mark))?;
-            clique.seats[arrival.joint.body().member].used(on.raw, &mark);
+            drop(clique.seats[arrival.joint.body().member].used(on.raw, &mark));
             Ok(())
         })
     }
@@ -285,12 +289,6 @@ impl CudaEngine {
     }
 
     fn launch_together(&self, entries: &[Entry], todo: &mut Todo) {
-        for Entry { stream, .. } in entries {
-            // It tells that the stream has got here; so does one that is there already.
-            if !stream_on_card(stream).ends_in_mark() {
-                self.mark(stream);
-            }
-        }
         // One order of all launches with collectives, on all ranks.
         let turn = self.turn();
         let sent: Vec<Result<Along, CudaError>> = entries
@@ -312,8 +310,10 @@ impl CudaEngine {
                 }
             }
         }
-        let arrivals: Vec<Arrival> = entries.iter().filter_map(Entry::arrival).collect();
-        tell_failures(&arrivals);
+        if entries.iter().any(|entry| entry.stream.device.failed()) {
+            let arrivals: Vec<Arrival> = entries.iter().filter_map(Entry::arrival).collect();
+            tell_failures(&arrivals);
+        }
         for Entry { launch, stream, .. } in entries {
             if any_failed {
                 on_card(launch).give_up_collectives();

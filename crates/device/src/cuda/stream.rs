@@ -55,27 +55,31 @@ struct Sent {
     item: Item,
     /// Its mark is on the card, if it has one. That of an item that did not get there tells nothing of what is before.
     placed: bool,
-    along: Along,
+    /// Nothing, mostly.
+    along: Option<Box<Along>>,
 }
 
 /// What is kept beside an item.
 #[derive(Default)]
 pub(super) struct Along {
     /// The card writes to its copies.
-    #[expect(dead_code, reason = "kept for as long as the item, and read by nobody")]
     pub(super) host: Option<Arc<HostCall>>,
+    /// Of uses of communicators before this launch: dropped with it, by whoever submits to its stream.
+    pub(super) ends: Vec<Arc<Mark>>,
     /// If somebody traces.
-    pub(super) interval: Option<Box<Interval>>,
+    pub(super) interval: Option<Interval>,
 }
 
 impl Along {
     /// The interval ends here.
     #[inline]
     pub(super) fn timed(interval: Option<Interval>, on: &StreamOnCard) -> Result<Along, CudaError> {
-        match interval {
-            None => Ok(Along::default()),
-            Some(interval) => Ok(Along { host: None, interval: Some(Box::new(interval.end(on)?)) }),
-        }
+        let interval = interval.map(|interval| interval.end(on)).transpose()?;
+        Ok(Along { interval, ..Along::default() })
+    }
+
+    fn is_something(&self) -> bool {
+        self.host.is_some() || !self.ends.is_empty() || self.interval.is_some()
     }
 }
 
@@ -167,12 +171,12 @@ impl StreamOnCard {
 
     /// Keeps what was sent. True when it is time for a mark.
     pub(super) fn keep(&self, item: Item, along: Along) -> bool {
-        self.add(Sent { item, placed: true, along })
+        self.add(Sent { item, placed: true, along: along.is_something().then(|| Box::new(along)) })
     }
 
     /// Keeps what did not get to the card, until the stream has passed: it may own the last handles of anything.
     pub(super) fn keep_lost(&self, item: Item) -> bool {
-        self.add(Sent { item, placed: false, along: Along::default() })
+        self.add(Sent { item, placed: false, along: None })
     }
 
     /// One more item was pushed: whether it is the one to look what the card has passed.
@@ -228,7 +232,8 @@ impl StreamOnCard {
                 }
                 _ => {}
             }
-            passed.ran.extend(sent.along.interval.map(|interval| (passed.items.len(), *interval)));
+            let interval = sent.along.and_then(|along| along.interval);
+            passed.ran.extend(interval.map(|interval| (passed.items.len(), interval)));
             passed.items.push(sent.item);
         }
     }
