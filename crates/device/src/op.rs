@@ -179,6 +179,7 @@ pub struct OpParts {
 
 impl Op {
     /// An operation that reaches no other memory than `accesses`.
+    #[inline]
     pub fn new(name: &'static str, site: Site, accesses: Vec<Access>, launch: Launch) -> Op {
         Op(Arc::new(OpParts { ready: OnceLock::new(), name, site, accesses, launch }))
     }

@@ -23,7 +23,7 @@ use super::{
     memory::DeviceMemory,
     prepare::check_environment,
     requests,
-    stream::{Along, Passed, on_card},
+    stream::{Along, Beside, Passed, on_card},
     times::{self, Zeros},
     workers::Workers,
 };
@@ -204,7 +204,7 @@ impl CudaEngine {
         }
     }
 
-    fn send(&self, stream: &Arc<StreamInner>, on: &StreamOnCard, item: &Item) -> Result<Along, CudaError> {
+    fn send(&self, stream: &Arc<StreamInner>, on: &StreamOnCard, item: &Item) -> Result<Beside, CudaError> {
         let card = &on.card;
         card.bind()?;
         match item {
@@ -230,7 +230,10 @@ impl CudaEngine {
                         _ => call.queue(card, on.raw),
                     };
                     match queued.and_then(|()| Along::timed(interval, on)) {
-                        Ok(along) => return Ok(Along { host: Some(call), ..along }),
+                        Ok(along) => {
+                            let along = along.map_or_else(Along::default, |along| *along);
+                            return Ok(Some(Box::new(Along { host: Some(call), ..along })));
+                        }
                         Err(error) => {
                             // Some of it may be on its way.
                             std::mem::forget(call);
@@ -245,7 +248,7 @@ impl CudaEngine {
             Item::Joint(_) => unreachable!("BUG: a call that meets nobody"),
             Item::Launch(None) => unreachable!("BUG: this driver was never given one"),
         }
-        Ok(Along::default())
+        Ok(None)
     }
 
     /// The context is current.
@@ -254,10 +257,14 @@ impl CudaEngine {
         stream: &StreamInner,
         on: &StreamOnCard,
         launch: &LaunchBody,
-    ) -> Result<Along, CudaError> {
+    ) -> Result<Beside, CudaError> {
         let interval = self.begin_interval(stream, on)?;
         let ends = on_card(launch).launch(on.raw, launch)?;
-        Ok(Along { ends, ..Along::timed(interval, on)? })
+        let mut along = Along::timed(interval, on)?;
+        if !ends.is_empty() {
+            along.get_or_insert_default().ends = ends;
+        }
+        Ok(along)
     }
 
     fn host_call(&self, stream: &StreamInner, body: &OpBody, card: &Arc<Card>) -> Result<Arc<HostCall>, CudaError> {

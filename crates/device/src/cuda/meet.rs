@@ -18,7 +18,7 @@ use super::{
     gang::{Entry, Gang, joints, launch_of},
     graph,
     line::State,
-    stream::{Along, StreamOnCard, on_card},
+    stream::{Along, Beside, StreamOnCard, on_card},
 };
 use crate::{
     Departure,
@@ -227,7 +227,7 @@ impl CudaEngine {
         let mut intervals = intervals.into_iter();
         for arrival in arrivals {
             if let JointRef::Call(call) = &arrival.joint {
-                stream_on_card(&arrival.stream).keep(Item::Joint(call.clone()), intervals.next().unwrap_or_default());
+                stream_on_card(&arrival.stream).keep(Item::Joint(call.clone()), intervals.next().flatten());
             }
             self.mark(&arrival.stream);
         }
@@ -244,7 +244,7 @@ impl CudaEngine {
     }
 
     /// As [`CudaEngine::queue_call`], with what each member's stream is to keep beside it.
-    fn queue_timed(&self, arrivals: &[Arrival]) -> Result<Vec<Along>, CudaError> {
+    fn queue_timed(&self, arrivals: &[Arrival]) -> Result<Vec<Beside>, CudaError> {
         let begin = |arrival: &Arrival| {
             let on = stream_on_card(&arrival.stream);
             on.card.bind().and_then(|()| self.begin_interval(&arrival.stream, on))
@@ -283,7 +283,7 @@ impl CudaEngine {
     pub(super) fn mark(&self, stream: &Arc<StreamInner>) {
         let (on, mark) = (stream_on_card(stream), Arc::new(Mark::new()));
         match on.card.bind().and_then(|()| record(on, &mark)) {
-            Ok(()) => drop(on.keep(Item::Record(mark), Along::default())),
+            Ok(()) => drop(on.keep(Item::Record(mark), None)),
             Err(error) => self.fail_item(stream, &Item::Record(mark), error),
         }
     }
@@ -291,7 +291,7 @@ impl CudaEngine {
     fn launch_together(&self, entries: &[Entry], todo: &mut Todo) {
         // One order of all launches with collectives, on all ranks.
         let turn = self.turn();
-        let sent: Vec<Result<Along, CudaError>> = entries
+        let sent: Vec<Result<Beside, CudaError>> = entries
             .iter()
             .map(|Entry { launch, stream, .. }| {
                 let on = stream_on_card(stream);

@@ -55,14 +55,14 @@ struct Sent {
     item: Item,
     /// Its mark is on the card, if it has one. That of an item that did not get there tells nothing of what is before.
     placed: bool,
-    /// Nothing, mostly.
-    along: Option<Box<Along>>,
+    along: Beside,
 }
 
 /// What is kept beside an item.
 #[derive(Default)]
 pub(super) struct Along {
     /// The card writes to its copies.
+    #[expect(dead_code, reason = "kept for as long as the item, and read by nobody")]
     pub(super) host: Option<Arc<HostCall>>,
     /// Of uses of communicators before this launch: dropped with it, by whoever submits to its stream.
     pub(super) ends: Vec<Arc<Mark>>,
@@ -70,16 +70,17 @@ pub(super) struct Along {
     pub(super) interval: Option<Interval>,
 }
 
+/// Mostly nothing.
+pub(super) type Beside = Option<Box<Along>>;
+
 impl Along {
     /// The interval ends here.
     #[inline]
-    pub(super) fn timed(interval: Option<Interval>, on: &StreamOnCard) -> Result<Along, CudaError> {
-        let interval = interval.map(|interval| interval.end(on)).transpose()?;
-        Ok(Along { interval, ..Along::default() })
-    }
-
-    fn is_something(&self) -> bool {
-        self.host.is_some() || !self.ends.is_empty() || self.interval.is_some()
+    pub(super) fn timed(interval: Option<Interval>, on: &StreamOnCard) -> Result<Beside, CudaError> {
+        match interval {
+            None => Ok(None),
+            Some(interval) => Ok(Some(Box::new(Along { interval: Some(interval.end(on)?), ..Along::default() }))),
+        }
     }
 }
 
@@ -170,8 +171,8 @@ impl StreamOnCard {
     }
 
     /// Keeps what was sent. True when it is time for a mark.
-    pub(super) fn keep(&self, item: Item, along: Along) -> bool {
-        self.add(Sent { item, placed: true, along: along.is_something().then(|| Box::new(along)) })
+    pub(super) fn keep(&self, item: Item, along: Beside) -> bool {
+        self.add(Sent { item, placed: true, along })
     }
 
     /// Keeps what did not get to the card, until the stream has passed: it may own the last handles of anything.

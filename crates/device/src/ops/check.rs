@@ -17,6 +17,7 @@ impl Check {
     }
 
     /// The checked operation.
+    #[inline]
     pub(crate) fn launch(self, accesses: Vec<crate::Access>, kernel: Kernel) -> Op {
         Op::new(self.op, self.site, accesses, Launch::Kernel(kernel))
     }
