@@ -94,16 +94,20 @@ impl DeviceInner {
         }
     }
 
+    #[inline]
     pub(crate) fn failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
 
     /// The sticky error, if there is one.
+    #[inline]
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if !self.failed() {
-            return Ok(());
-        }
-        Err(lock(&self.error).clone().expect("BUG: failed without an error"))
+        if self.failed() { Err(self.sticky_error()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn sticky_error(&self) -> Error {
+        lock(&self.error).clone().expect("BUG: failed without an error")
     }
 
     /// The rank in which the failure began, and what its groups are told; `None` while there is no failure.

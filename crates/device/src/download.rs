@@ -37,7 +37,7 @@ impl<T: Element> Download<T> {
         });
         let site = Site::from(view.label().to_owned());
         let launch = Launch::Download(landing.clone());
-        (Op { name: "download", site, accesses: vec![Access::read(view)], launch }, Landed { landing, slot })
+        (Op::new("download", site, vec![Access::read(view)], launch), Landed { landing, slot })
     }
 
     pub(crate) fn new(device: Device, label: &str, landed: Landed<T>, (mark, on): (Arc<Mark>, Position)) -> Self {

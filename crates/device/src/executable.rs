@@ -21,6 +21,8 @@ pub(crate) enum Part {
     Single(u32),
 }
 
+/// On lines of its own: whoever comes last reads what others launch, whose counts of handles change with each launch.
+#[repr(align(128))]
 pub(crate) struct ExecInner {
     pub(crate) graph: Arc<GraphInner>,
     pub(crate) parts: Vec<Part>,

@@ -1,5 +1,6 @@
 //! One asynchronous machine with several drivers: streams, events, memory and kernels.
 
+mod apart; // values on cache lines of their own
 mod arena;
 mod capture;
 mod cpu;
@@ -58,7 +59,7 @@ pub use self::label::Label;
 pub use self::loosen::GraphOrder;
 pub use self::machine::{HostTurn, Machine, Options};
 pub use self::meeting::Meeting;
-pub use self::op::{Access, HostFn, Landing, Launch, Mode, Op, OpError, Site};
+pub use self::op::{Access, HostFn, Landing, Launch, Mode, Op, OpError, OpParts, Site};
 pub use self::ops::Kernel;
 pub use self::region::Region;
 pub use self::report::{Asked, Departure, OpRef, Pending, PendingJoint};

@@ -11,6 +11,7 @@ use std::{
 
 use crate::{
     Departure, Device, Error, Fresh, Label, Meeting, Pending, Trace, Why,
+    apart::Apart,
     cpu::CpuEngine,
     cuda::{CudaEngine, CudaOptions, ProductChoices},
     device::{DeviceInner, Owner},
@@ -51,7 +52,7 @@ pub(crate) struct MachineInner {
     /// On `dry` only.
     pub(crate) survey: Option<Survey>,
     /// Counts everything that completes; a host that waits looks whether it moves.
-    pub(crate) progress: AtomicU64,
+    pub(crate) progress: Apart<AtomicU64>,
     any_dropped: AtomicBool,
     dropped: RwLock<BTreeSet<Label>>,
     devices: Mutex<BTreeMap<u32, Weak<Owner>>>,
@@ -139,7 +140,7 @@ impl Machine {
             survey,
             options,
             tracer: Tracer::new(),
-            progress: AtomicU64::new(0),
+            progress: Apart(AtomicU64::new(0)),
             any_dropped: AtomicBool::new(false),
             dropped: RwLock::default(),
             devices: Mutex::default(),

@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     Asked, Departure, PendingJoint,
+    apart::Apart,
     cuda::Lease,
     joint::{Arrival, JointRef},
 };
@@ -33,7 +34,7 @@ pub(crate) struct MeetingInner {
     /// By member: the number of its next call. Shared by all handles of the member, which are counted by it: queues
     /// keep finished calls for a while, and that must not keep a group open.
     next: Vec<Arc<Mutex<u64>>>,
-    state: Mutex<MeetingState>,
+    state: Apart<Mutex<MeetingState>>,
     /// Its communicators, on the `cuda` driver.
     pub(crate) on_card: OnceLock<Arc<Lease>>,
 }
@@ -91,7 +92,7 @@ impl Call {
 impl MeetingInner {
     pub(crate) fn new(name: String, members: Vec<u32>, machine: Arc<()>, gone: Option<(u32, Departure)>) -> Self {
         let next = members.iter().map(|_| Arc::default()).collect();
-        let state = Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone });
+        let state = Apart(Mutex::new(MeetingState { first: 0, calls: VecDeque::new(), gone }));
         MeetingInner { name: name.into(), members: members.into(), machine, next, state, on_card: OnceLock::new() }
     }
 
@@ -135,7 +136,7 @@ impl MeetingInner {
             return Met::Parked;
         }
         spot.taken = true;
-        let arrivals: Vec<Arrival> = spot.arrivals.iter_mut().filter_map(Option::take).collect();
+        let arrivals: Vec<Arrival> = std::mem::take(&mut spot.arrivals).into_iter().flatten().collect();
         // With the lock: nobody who takes back what waits here counts it among what has not begun.
         arrivals.iter().for_each(Arrival::begin);
         call.taken += 1;

@@ -1,8 +1,11 @@
 //! Operations: a name, a place in the model, declared accesses and what to run.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    ops::Deref,
+    sync::{Arc, Mutex, OnceLock},
+};
 
-use crate::{View, cpu::Args, ops::Kernel};
+use crate::{View, cpu::Args, cuda::Ready, ops::Kernel};
 
 /// How an operation touches a view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -155,9 +158,15 @@ impl Landing {
     }
 }
 
-/// One unit of work on a stream.
+/// One unit of work on a stream. Cloning gives another handle of it, and costs less than making it again; so does
+/// submitting it again.
 #[derive(Clone)]
-pub struct Op {
+pub struct Op(Arc<OpParts>);
+
+/// What an [`Op`] is made of.
+pub struct OpParts {
+    /// What a card launches for it; none: it is to be asked anew each time.
+    ready: OnceLock<Option<Vec<Ready>>>,
     /// What it does (`gemm`).
     pub name: &'static str,
     /// Where in the model.
@@ -169,6 +178,12 @@ pub struct Op {
 }
 
 impl Op {
+    /// An operation that reaches no other memory than `accesses`.
+    #[inline]
+    pub fn new(name: &'static str, site: Site, accesses: Vec<Access>, launch: Launch) -> Op {
+        Op(Arc::new(OpParts { ready: OnceLock::new(), name, site, accesses, launch }))
+    }
+
     /// A user's own operation.
     pub fn host(
         name: &'static str,
@@ -176,7 +191,7 @@ impl Op {
         accesses: Vec<Access>,
         run: impl Fn(&mut Args<'_>) -> Result<(), OpError> + Send + Sync + 'static,
     ) -> Op {
-        Op { name, site: site.into(), accesses, launch: Launch::Host(Arc::new(run)) }
+        Op::new(name, site.into(), accesses, Launch::Host(Arc::new(run)))
     }
 
     /// Floating-point operations, multiply and add counted separately; 0 for a user's own operation.
@@ -185,5 +200,28 @@ impl Op {
             Launch::Kernel(kernel) => kernel.flops(&self.accesses),
             _ => 0,
         }
+    }
+
+    /// Somebody has another handle, and may submit it again.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// What the card of its memory launches for it, as somebody found who kept it.
+    pub(crate) fn ready(&self) -> Option<&Option<Vec<Ready>>> {
+        self.0.ready.get()
+    }
+
+    /// Keeps what was found, unless somebody has.
+    pub(crate) fn keep_ready(&self, ready: Option<Vec<Ready>>) -> &Option<Vec<Ready>> {
+        self.0.ready.get_or_init(|| ready)
+    }
+}
+
+impl Deref for Op {
+    type Target = OpParts;
+
+    fn deref(&self) -> &OpParts {
+        &self.0
     }
 }

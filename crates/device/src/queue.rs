@@ -92,6 +92,7 @@ pub(crate) enum Stage {
 }
 
 /// An operation in its stream.
+#[derive(Clone)]
 pub(crate) struct OpBody {
     pub(crate) op: Op,
     pub(crate) stream: u32,
@@ -101,7 +102,7 @@ pub(crate) struct OpBody {
 /// An operation that runs.
 #[derive(Clone)]
 pub(crate) enum OpAt {
-    Eager(Arc<OpBody>),
+    Eager(OpBody),
     /// A node of a launch.
     Node(Arc<LaunchBody>, u32),
 }
@@ -125,7 +126,7 @@ impl OpAt {
 /// What a stream's queue is made of.
 #[derive(Clone)]
 pub(crate) enum Item {
-    Op(Arc<OpBody>),
+    Op(OpBody),
     Record(Arc<Mark>),
     Wait(Arc<Mark>),
     Joint(Arc<JointCall>),

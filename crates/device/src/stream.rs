@@ -88,7 +88,7 @@ impl Stream {
             flops: op.flops(),
             accesses: op.accesses.iter().map(TraceAccess::from).collect(),
         });
-        let body = Arc::new(OpBody { op, stream: inner.index, seq });
+        let body = OpBody { op, stream: inner.index, seq };
         let spent = inner.device.machine.engine.push(inner, Item::Op(body));
         drop(submit);
         inner.inbox.free(spent);
@@ -297,7 +297,7 @@ impl Stream {
             Ok(())
         };
         let (site, launch) = (Site::from(view.label().to_owned()), Launch::Upload(Arc::new(run)));
-        self.launch(Op { name: "upload", site, accesses: vec![Access::write(view)], launch })
+        self.launch(Op::new("upload", site, vec![Access::write(view)], launch))
     }
 
     /// Copies `view` to the host, in row-major order, when the stream gets there. The values come from

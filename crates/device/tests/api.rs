@@ -11,6 +11,7 @@ mod api {
     mod ranks; // programs of several ranks, a thread each
     mod work; // operations and values that claims are made of
 
+    mod again; // operations that are submitted more than once
     mod capture_failures; // failures, races and drops in launches
     mod capture_gates; // external waits and records
     mod capture_graphs; // what a launched graph does

@@ -143,12 +143,7 @@ impl Group {
 
     fn planned_op(&self, exchange: Exchange, accesses: Vec<Access>) -> Op {
         let never = |_: &mut device::Args<'_>| unreachable!("BUG: a planned collective ran");
-        Op {
-            name: exchange.name(),
-            site: self.0.site.clone(),
-            accesses,
-            launch: Launch::Host(std::sync::Arc::new(never)),
-        }
+        Op::new(exchange.name(), self.0.site.clone(), accesses, Launch::Host(std::sync::Arc::new(never)))
     }
 
     /// With one member, every exchange is a copy, and nothing at all in place.

@@ -41,7 +41,7 @@ impl Claim {
 
     fn is(&self, other: &Claim) -> bool {
         match (self, other) {
-            (Claim::Op(OpAt::Eager(a)), Claim::Op(OpAt::Eager(b))) => Arc::ptr_eq(a, b),
+            (Claim::Op(a @ OpAt::Eager(_)), Claim::Op(b @ OpAt::Eager(_))) => a.position() == b.position(),
             (Claim::Op(OpAt::Node(a, i)), Claim::Op(OpAt::Node(b, j))) => i == j && Arc::ptr_eq(a, b),
             (Claim::Joint(JointRef::Call(a)), Claim::Joint(JointRef::Call(b))) => Arc::ptr_eq(a, b),
             (Claim::Joint(JointRef::Node(a, i)), Claim::Joint(JointRef::Node(b, j))) => i == j && Arc::ptr_eq(a, b),

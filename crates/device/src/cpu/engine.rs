@@ -162,14 +162,19 @@ impl Pool {
                 let item = &mut lane.batch[lane.at];
                 lane.at += 1;
                 match item {
-                    Item::Op(body) => {
+                    Item::Op(_) => {
+                        // Taken out and put back: the submitter counts the handles, in its core's cache.
+                        let Item::Op(body) = std::mem::replace(item, Item::Launch(None)) else { unreachable!() };
                         let start = stream.device.machine.tracer.now();
-                        let op = OpAt::Eager(body.clone());
+                        let op = OpAt::Eager(body);
                         let ran = exec::run_op(&stream.device, &op, self, true);
                         progress.fetch_add(1, Ordering::Relaxed);
                         if ran && start > 0 {
                             let end = stream.device.machine.tracer.now();
-                            exec::trace_run(&stream.device, op.position(), body.op.name, start, end);
+                            exec::trace_run(&stream.device, op.position(), op.op().name, start, end);
+                        }
+                        if let OpAt::Eager(body) = op {
+                            *item = Item::Op(body);
                         }
                     }
                     Item::Record(mark) => mark.complete().into_iter().for_each(|s| self.ready.push(s)),

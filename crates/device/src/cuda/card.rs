@@ -160,6 +160,7 @@ macro_rules! any_thread {
 }
 any_thread!(Context, RawStream, RawEvent, Function, Module);
 
+#[inline]
 pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|poison| poison.into_inner())
 }
@@ -246,6 +247,7 @@ impl Card {
     }
 
     /// Makes its context the calling thread's. Every entry of this driver begins with it.
+    #[inline]
     pub(super) fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained as long as this card lives.
         self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context.0) })
@@ -256,14 +258,16 @@ impl Card {
     }
 
     /// As [`check`]; what breaks the context is kept.
+    #[inline]
     pub(super) fn check(&self, call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
-        let result = check(call, code);
-        if let Err(error) = &result
-            && error.is_fatal()
-        {
+        check(call, code).inspect_err(|error| self.keep_fatal(error))
+    }
+
+    #[cold]
+    fn keep_fatal(&self, error: &CudaError) {
+        if error.is_fatal() {
             self.lost.get_or_init(|| error.clone());
         }
-        result
     }
 
     /// What broke the context, if something did. Nothing on this card will move any more.

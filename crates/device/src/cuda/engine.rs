@@ -23,7 +23,7 @@ use super::{
     memory::DeviceMemory,
     prepare::check_environment,
     requests,
-    stream::{Along, Passed, on_card},
+    stream::{Along, Beside, Passed, on_card},
     times::{self, Zeros},
     workers::Workers,
 };
@@ -206,14 +206,14 @@ impl CudaEngine {
         }
     }
 
-    fn send(&self, stream: &Arc<StreamInner>, on: &StreamOnCard, item: &Item) -> Result<Along, CudaError> {
+    fn send(&self, stream: &Arc<StreamInner>, on: &StreamOnCard, item: &Item) -> Result<Beside, CudaError> {
         let card = &on.card;
         card.bind()?;
         match item {
             Item::Op(body) => match &body.op.launch {
                 Launch::Kernel(kernel) => {
                     let interval = self.begin_interval(stream, on)?;
-                    on.send_kernel(kernel, &body.op.accesses, body.seq + 1)?;
+                    on.send_kernel(&body.op, kernel, body.seq + 1)?;
                     return Along::timed(interval, on);
                 }
                 launch => {
@@ -232,7 +232,10 @@ impl CudaEngine {
                         _ => call.queue(card, on.raw),
                     };
                     match queued.and_then(|()| Along::timed(interval, on)) {
-                        Ok(along) => return Ok(Along { host: Some(call), ..along }),
+                        Ok(along) => {
+                            let along = along.map_or_else(Along::default, |along| *along);
+                            return Ok(Some(Box::new(Along { host: Some(call), ..along })));
+                        }
                         Err(error) => {
                             // Some of it may be on its way.
                             std::mem::forget(call);
@@ -247,7 +250,7 @@ impl CudaEngine {
             Item::Joint(_) => unreachable!("BUG: a call that meets nobody"),
             Item::Launch(None) => unreachable!("BUG: this driver was never given one"),
         }
-        Ok(Along::default())
+        Ok(None)
     }
 
     /// The context is current.
@@ -256,22 +259,21 @@ impl CudaEngine {
         stream: &StreamInner,
         on: &StreamOnCard,
         launch: &LaunchBody,
-    ) -> Result<Along, CudaError> {
+    ) -> Result<Beside, CudaError> {
         let interval = self.begin_interval(stream, on)?;
-        on_card(launch).launch(on.raw, launch)?;
-        Along::timed(interval, on)
+        let ends = on_card(launch).launch(on.raw, launch)?;
+        let mut along = Along::timed(interval, on)?;
+        if !ends.is_empty() {
+            along.get_or_insert_default().ends = ends;
+        }
+        Ok(along)
     }
 
-    fn host_call(
-        &self,
-        stream: &StreamInner,
-        body: &Arc<OpBody>,
-        card: &Arc<Card>,
-    ) -> Result<Arc<HostCall>, CudaError> {
+    fn host_call(&self, stream: &StreamInner, body: &OpBody, card: &Arc<Card>) -> Result<Arc<HostCall>, CudaError> {
         let (device, at) = (stream.device.clone(), OpAt::Eager(body.clone()).position());
         // Without what waits for it: a download that nobody waits for goes with its last handle.
         let run = body.op.launch.on_host().expect("BUG: a kernel is no host operation");
-        let op = Op { launch: Launch::Host(run.clone()), ..body.op.clone() };
+        let op = Op::new(body.op.name, body.op.site.clone(), body.op.accesses.clone(), Launch::Host(run.clone()));
         // Copies are timed on the card.
         let told = if matches!(body.op.launch, Launch::Host(_)) { Told::AsItRuns } else { Told::Not };
         let run = move |staged: &_| run_host(&device, (&op, at), staged, told);

@@ -193,10 +193,13 @@ pub(super) fn library_version(version: i32) -> String {
 }
 
 /// A driver call's code as a result.
+#[inline]
 pub(super) fn check(call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
-    if code == sys::CUresult::CUDA_SUCCESS {
-        return Ok(());
-    }
+    if code == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure(call, code)) }
+}
+
+#[cold]
+fn failure(call: &'static str, code: sys::CUresult) -> CudaError {
     let text = |get: unsafe fn(sys::CUresult, *mut *const std::ffi::c_char) -> sys::CUresult| {
         let mut text = ptr::null();
         // SAFETY: `get` writes a pointer to a text that lives as long as the library, or leaves null.
@@ -206,7 +209,7 @@ pub(super) fn check(call: &'static str, code: sys::CUresult) -> Result<(), CudaE
         }
     };
     let (name, text) = (text(sys::cuGetErrorName), text(sys::cuGetErrorString));
-    Err(CudaError::Call { call, code: code as u32, name, text })
+    CudaError::Call { call, code: code as u32, name, text }
 }
 
 #[cfg(test)]

@@ -57,20 +57,23 @@ impl Gangs {
 
     /// All members of one group have come, with these launches.
     pub(super) fn meet(&mut self, arrivals: &[Arrival]) -> Gang {
-        let launches: Vec<Arc<LaunchBody>> =
-            arrivals.iter().filter_map(|arrival| launch_of(arrival).cloned()).collect();
+        let launches: Vec<&Arc<LaunchBody>> = arrivals.iter().filter_map(launch_of).collect();
         let places: Option<Vec<usize>> = launches.iter().map(|launch| self.find(launch)).collect();
         let Some(places) = places else { return Gang::Orphaned };
+        places.iter().for_each(|at| self.0[*at].left -= 1);
+        if places.iter().all(|at| self.0[*at].left == 0 && self.0[*at].met.is_empty()) {
+            // Their only group: there is nobody else.
+            return Gang::Complete(self.take(places));
+        }
         for at in places {
             let entry = &mut self.0[at];
-            entry.left -= 1;
             for launch in &launches {
                 if !Arc::ptr_eq(launch, &entry.launch) && !entry.met.iter().any(|known| Arc::ptr_eq(known, launch)) {
-                    entry.met.push(launch.clone());
+                    entry.met.push(Arc::clone(launch));
                 }
             }
         }
-        let all = self.together(&launches[0]);
+        let all = self.together(launches[0]);
         if all.iter().any(|at| self.0[*at].left > 0) { Gang::Incomplete } else { Gang::Complete(self.take(all)) }
     }
 

@@ -24,10 +24,11 @@ use super::{
     workspace::Workspace,
 };
 use crate::{
-    Launch, Op, Position,
+    Launch, Position,
     device::DeviceInner,
     graph::{GraphInner, JointNode, Node, NodeKind},
     launch::LaunchBody,
+    queue::Mark,
 };
 
 /// What a card launches. Lives as long as a handle of the executable or a launch that has not ended.
@@ -35,9 +36,10 @@ pub(crate) struct GraphOnCard {
     exec: Exec,
     gates: Mutex<Vec<Gate>>,
     post: Post,
+    /// Kept while its nodes call the host.
     issued: Arc<Mutex<Issued>>,
     /// What its nodes call.
-    _calls: Vec<Arc<HostCall>>,
+    calls: Vec<Arc<HostCall>>,
     /// What its nodes work in.
     _workspaces: Vec<Workspace>,
     /// By group; none for groups of one.
@@ -91,7 +93,7 @@ impl GraphOnCard {
         let Making { mut exec, post, issued, gates, calls, branches, communicators, .. } = making;
         exec.instantiate()?;
         let (gates, _workspaces) = (Mutex::new(gates), branches.workspaces);
-        Ok(GraphOnCard { exec, gates, post, issued, _calls: calls, _workspaces, communicators })
+        Ok(GraphOnCard { exec, gates, post, issued, calls, _workspaces, communicators })
     }
 
     pub(super) fn post(&self) -> &Post {
@@ -101,29 +103,40 @@ impl GraphOnCard {
     /// Queues `launch` and puts its marks on the card. Launches of an executable come here one after the other: those of
     /// one stream in its order, and one of another stream waits for the end of the one before. So gates are set for
     /// this launch and no other. With collectives in it, whoever launches has the turn.
-    pub(super) fn launch(&self, stream: RawStream, launch: &LaunchBody) -> Result<(), CudaError> {
+    ///
+    /// What others wait on their cores for is no more than it must be: the lock of gates only where there are some. Gives
+    /// back what the communicators' uses before ended with, to be dropped where it was made.
+    pub(super) fn launch(&self, stream: RawStream, launch: &LaunchBody) -> Result<Vec<Arc<Mark>>, CudaError> {
         let card = &self.exec.card;
-        let (mut gates, mut marks) = (lock(&self.gates), launch.gates());
-        gates.iter_mut().try_for_each(|gate| self.exec.set(gate, marks[gate.gate as usize].as_deref()))?;
+        let mut gated = (!launch.exec.graph.gates.is_empty()).then(|| (lock(&self.gates), launch.gates()));
+        if let Some((gates, marks)) = &mut gated {
+            gates.iter_mut().try_for_each(|gate| self.exec.set(gate, marks[gate.gate as usize].as_deref()))?;
+        }
         let seats = self.communicators.iter().flatten().map(|end| Ok(&end.lease.clique()?.seats[end.member]));
         let seats = seats.collect::<Result<Vec<_>, CudaError>>()?;
         seats.iter().try_for_each(|seat| seat.wait_for_last_use(stream))?;
-        lock(&self.issued).launches.push_back((launch.stream, launch.seq));
-        self.exec.launch(stream)?;
-        for gate in &*gates {
-            let Some(event) = &gate.own else { continue };
-            let mark = marks[gate.gate as usize].as_ref().expect("BUG: a record without a mark");
-            mark.put_on_card(Point::Event(event.clone()));
+        if !self.calls.is_empty() {
+            lock(&self.issued).launches.push_back((launch.stream, launch.seq));
         }
-        // It is bound to what it waits for, and of its records it has no need: whoever has, holds them.
-        marks.fill(None);
+        self.exec.launch(stream)?;
+        if let Some((gates, marks)) = &mut gated {
+            for gate in &**gates {
+                let Some(event) = &gate.own else { continue };
+                let mark = marks[gate.gate as usize].as_ref().expect("BUG: a record without a mark");
+                mark.put_on_card(Point::Event(event.clone()));
+            }
+            // It is bound to what it waits for, and of its records it has no need: whoever has, holds them.
+            marks.fill(None);
+        }
         launch.end.put_on_card(Point::Event(Arc::new(CardEvent::record(card, stream)?)));
-        seats.iter().for_each(|seat| seat.used(stream, &launch.end));
-        Ok(())
+        Ok(seats.iter().filter_map(|seat| seat.used(stream, &launch.end)).collect())
     }
 
     /// `launch` has ended. One that did not get to the card is not the oldest there.
     pub(super) fn passed(&self, launch: &LaunchBody) {
+        if self.calls.is_empty() {
+            return;
+        }
         let mut issued = lock(&self.issued);
         if issued.launches.front() == Some(&(launch.stream, launch.seq)) {
             issued.launches.pop_front();
@@ -165,7 +178,10 @@ struct Making<'a> {
 /// What a node launches; nothing if it is no kernel.
 fn settle(card: &Card, node: &Node) -> Result<Vec<Launchable>, CudaError> {
     match &node.kind {
-        NodeKind::Op(Op { launch: Launch::Kernel(kernel), accesses, .. }) => steps::settle(card, kernel, accesses),
+        NodeKind::Op(op) => match &op.launch {
+            Launch::Kernel(kernel) => steps::settle(card, kernel, &op.accesses),
+            _ => Ok(Vec::new()),
+        },
         _ => Ok(Vec::new()),
     }
 }

@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 
 use super::{
     CudaError,
-    card::{Card, RawStream},
+    card::{Card, Function, RawStream},
     fault::Post,
     kernels::THREADS,
     steps::Place,
@@ -43,6 +43,12 @@ pub(super) struct Scratch {
 pub(super) struct Table {
     pub(super) at: usize,
     pub(super) words: Vec<u64>,
+}
+
+/// A call that is found and encoded once and may be launched often: on one card, whose memory it reaches.
+pub(crate) struct Ready {
+    function: Function,
+    call: Call,
 }
 
 /// An argument: as many of the words as its type in the sources has.
@@ -150,7 +156,17 @@ pub(super) fn launch(
     operation: u64,
     workspace: Option<&Workspace>,
 ) -> Result<(), CudaError> {
-    let function = card.function(call)?;
+    queue(card, stream, (card.function(call)?, call), post, operation, workspace)
+}
+
+fn queue(
+    card: &Card,
+    stream: RawStream,
+    (function, call): (Function, &Call),
+    post: &Post,
+    operation: u64,
+    workspace: Option<&Workspace>,
+) -> Result<(), CudaError> {
     let code = with_arguments(call, post, operation, workspace, |arguments| {
         let (blocks, threads, shared, none) = (call.blocks, call.threads, call.shared, ptr::null_mut());
         // SAFETY: the arguments are those that the function declares (`requests` and the sources go together; tests run
@@ -159,6 +175,29 @@ pub(super) fn launch(
         unsafe { sys::cuLaunchKernel(function.0, blocks, 1, 1, threads, 1, 1, shared, stream.0, arguments, none) }
     });
     card.check("cuLaunchKernel", code)
+}
+
+impl Ready {
+    pub(super) fn new(card: &Card, call: Call) -> Result<Ready, CudaError> {
+        Ok(Ready { function: card.function(&call)?, call })
+    }
+
+    /// Bytes to work in; none: it needs no workspace at all.
+    pub(super) fn scratch(&self) -> Option<usize> {
+        self.call.scratch.map(|scratch| scratch.bytes)
+    }
+
+    /// As [`launch`].
+    pub(super) fn launch(
+        &self,
+        card: &Card,
+        stream: RawStream,
+        post: &Post,
+        operation: u64,
+        workspace: Option<&Workspace>,
+    ) -> Result<(), CudaError> {
+        queue(card, stream, (self.function, &self.call), post, operation, workspace)
+    }
 }
 
 /// Adds `call` as a node; the same otherwise.

@@ -81,14 +81,14 @@ impl Line {
         }
     }
 
-    /// True when it stood: the caller runs it.
+    /// True when it stood and holds something: the caller runs it. Without that it is at its end.
     pub(super) fn go_on(&self) -> bool {
         let mut held = lock(&self.0);
-        let stood = held.state.stands();
+        let (stood, ended) = (held.state.stands(), held.items.is_empty());
         if stood {
-            held.state = State::Running;
+            held.state = if ended { State::Idle } else { State::Running };
         }
-        stood
+        stood && !ended
     }
 
     /// As [`Line::go_on`], of a line that stands at marks.
@@ -164,13 +164,16 @@ mod tests {
         assert!(line.enter(Item::Record(marks[0].clone())).is_some());
         assert!(!line.go_on(), "it runs");
         line.stand(State::Marks, None);
-        assert!(line.go_on());
+        assert!(!line.go_on() && matches!(line.state(), State::Idle), "nothing is left to run");
+        assert!(line.take());
+        line.stand(State::Marks, Some(Item::Wait(marks[1].clone())));
+        assert!(line.go_on() && line.next().is_some(), "whoever lets it go on runs it");
         let never = |_: &mut crate::Args<'_>| Ok(());
         let op = crate::Op::host("op", "test", Vec::new(), never);
         let body = crate::queue::OpBody { op, stream: 0, seq: 0 };
         line.stand(State::Marks, Some(Item::Wait(marks[1].clone())));
         assert!(line.give_up_at_marks().is_empty(), "waits alone go on by themselves");
-        assert!(line.enter(Item::Op(Arc::new(body))).is_none());
+        assert!(line.enter(Item::Op(body)).is_none());
         assert_eq!(line.give_up_at_marks().len(), 2);
         assert!(matches!(line.state(), State::Idle));
     }

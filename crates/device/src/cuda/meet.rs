@@ -18,7 +18,7 @@ use super::{
     gang::{Entry, Gang, joints, launch_of},
     graph,
     line::State,
-    stream::{Along, StreamOnCard, on_card},
+    stream::{Along, Beside, StreamOnCard, on_card},
 };
 use crate::{
     Departure,
@@ -71,9 +71,14 @@ impl CudaEngine {
                     return self.meet_in_launch(stream, on, launch, todo);
                 }
                 Item::Joint(call) => return self.meet_in_call(stream, on, call, todo),
-                _ => self.put(stream, on, item),
+                _ => {
+                    let places_marks = matches!(&item, Item::Record(_) | Item::Launch(_));
+                    self.put(stream, on, item);
+                    if places_marks {
+                        self.wake(todo);
+                    }
+                }
             }
-            self.wake(todo);
             next = on.line.next();
         }
     }
@@ -112,15 +117,19 @@ impl CudaEngine {
     }
 
     fn meet_in_launch(&self, stream: &Arc<StreamInner>, on: &StreamOnCard, launch: &Arc<LaunchBody>, todo: &mut Todo) {
+        // It tells that the stream has got here; so does one that is there already.
+        if !on.ends_in_mark() {
+            self.mark(stream);
+        }
         on.line.stand(State::Launch(launch.clone()), None);
         lock(&self.gangs).enter(stream, launch);
-        for joint in joints(launch) {
-            let meeting = joint.body().meeting.clone();
-            self.met(meeting.arrive(Arrival { stream: stream.clone(), joint }), todo);
-            if !lock(&self.gangs).has(launch) {
+        for (at, joint) in joints(launch).enumerate() {
+            if at > 0 && !lock(&self.gangs).has(launch) {
                 // It goes to the card, or never will.
                 return;
             }
+            let meeting = &launch.exec.graph.joint(launch.exec.graph.groups[at][0]).body.meeting;
+            self.met(meeting.arrive(Arrival { stream: stream.clone(), joint }), todo);
         }
     }
 
@@ -218,7 +227,7 @@ impl CudaEngine {
         let mut intervals = intervals.into_iter();
         for arrival in arrivals {
             if let JointRef::Call(call) = &arrival.joint {
-                stream_on_card(&arrival.stream).keep(Item::Joint(call.clone()), intervals.next().unwrap_or_default());
+                stream_on_card(&arrival.stream).keep(Item::Joint(call.clone()), intervals.next().flatten());
             }
             self.mark(&arrival.stream);
         }
@@ -235,7 +244,7 @@ impl CudaEngine {
     }
 
     /// As [`CudaEngine::queue_call`], with what each member's stream is to keep beside it.
-    fn queue_timed(&self, arrivals: &[Arrival]) -> Result<Vec<Along>, CudaError> {
+    fn queue_timed(&self, arrivals: &[Arrival]) -> Result<Vec<Beside>, CudaError> {
         let begin = |arrival: &Arrival| {
             let on = stream_on_card(&arrival.stream);
             on.card.bind().and_then(|()| self.begin_interval(&arrival.stream, on))
@@ -265,7 +274,7 @@ impl CudaEngine {
         arrivals.iter().try_for_each(|arrival| {
             let (on, mark) = (stream_on_card(&arrival.stream), Arc::new(Mark::new()));
             on.card.bind().and_then(|()| record(on, &mark))?;
-            clique.seats[arrival.joint.body().member].used(on.raw, &mark);
+            drop(clique.seats[arrival.joint.body().member].used(on.raw, &mark));
             Ok(())
         })
     }
@@ -274,22 +283,16 @@ impl CudaEngine {
     pub(super) fn mark(&self, stream: &Arc<StreamInner>) {
         let (on, mark) = (stream_on_card(stream), Arc::new(Mark::new()));
         match on.card.bind().and_then(|()| record(on, &mark)) {
-            Ok(()) => drop(on.keep(Item::Record(mark), Along::default())),
+            Ok(()) => drop(on.keep(Item::Record(mark), None)),
             Err(error) => self.fail_item(stream, &Item::Record(mark), error),
         }
     }
 
     fn launch_together(&self, entries: &[Entry], todo: &mut Todo) {
-        for Entry { stream, .. } in entries {
-            // It tells that the stream has got here; so does one that is there already.
-            if !stream_on_card(stream).ends_in_mark() {
-                self.mark(stream);
-            }
-        }
         // One order of all launches with collectives, on all ranks.
         let turn = self.turn();
         let begins = stream_on_card(&entries[0].stream).card.beginnings.begin();
-        let sent: Vec<Result<Along, CudaError>> = entries
+        let sent: Vec<Result<Beside, CudaError>> = entries
             .iter()
             .map(|Entry { launch, stream, .. }| {
                 let on = stream_on_card(stream);
@@ -308,8 +311,10 @@ impl CudaEngine {
                 }
             }
         }
-        let arrivals: Vec<Arrival> = entries.iter().filter_map(Entry::arrival).collect();
-        tell_failures(&arrivals);
+        if entries.iter().any(|entry| entry.stream.device.failed()) {
+            let arrivals: Vec<Arrival> = entries.iter().filter_map(Entry::arrival).collect();
+            tell_failures(&arrivals);
+        }
         for Entry { launch, stream, .. } in entries {
             if any_failed {
                 on_card(launch).give_up_collectives();

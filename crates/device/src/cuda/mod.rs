@@ -61,6 +61,7 @@ pub(crate) use self::engine::CudaEngine;
 pub use self::error::CudaError;
 pub(crate) use self::event::Point;
 pub(crate) use self::graph::GraphOnCard;
+pub(crate) use self::launch::Ready;
 pub use self::measure::ProductChoices;
 pub(crate) use self::memory::DeviceMemory;
 pub use self::nccl::find_nccl;

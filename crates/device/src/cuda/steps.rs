@@ -13,7 +13,7 @@ use super::{
     fault::Post,
     fused::Fused,
     hopper,
-    launch::{self, Call},
+    launch::{self, Call, Ready},
     product::{Adds, Product, ProductShape},
     requests,
     workspace::Workspace,
@@ -59,6 +59,22 @@ pub(super) fn settle(card: &Card, kernel: &Kernel, accesses: &[Access]) -> Resul
         Ok(())
     })?;
     Ok(settled)
+}
+
+/// What runs for `kernel` whenever it is asked for; none if a library may have a part in it, which is chosen anew each
+/// time: measuring products changes what is chosen.
+pub(super) fn ready(card: &Card, kernel: &Kernel, accesses: &[Access]) -> Result<Option<Vec<Ready>>, CudaError> {
+    let calls = match requests::steps(kernel, accesses, card.sums()) {
+        Steps::One(call) => vec![call],
+        Steps::Several(steps) => {
+            let own = |step| if let Step::Call(call) = step { Some(call) } else { None };
+            match steps.into_iter().map(own).collect() {
+                Some(calls) => calls,
+                None => return Ok(None),
+            }
+        }
+    };
+    calls.into_iter().map(|call| Ready::new(card, call)).collect::<Result<Vec<_>, _>>().map(Some)
 }
 
 /// As [`settle`], one after the other to `take`.

@@ -16,13 +16,14 @@ use super::{
     fault::{Post, Refused},
     graph::GraphOnCard,
     host::HostCall,
+    launch::Ready,
     line::Line,
     requests, steps,
     times::Interval,
     workspace::Workspace,
 };
 use crate::{
-    Access, Kernel, Launch, OpError,
+    Kernel, Launch, Op, OpError,
     joint::JointRef,
     launch::LaunchBody,
     queue::{Item, Mark, OpAt},
@@ -54,7 +55,7 @@ struct Sent {
     item: Item,
     /// Its mark is on the card, if it has one. That of an item that did not get there tells nothing of what is before.
     placed: bool,
-    along: Along,
+    along: Beside,
 }
 
 /// What is kept beside an item.
@@ -63,15 +64,23 @@ pub(super) struct Along {
     /// The card writes to its copies.
     #[expect(dead_code, reason = "kept for as long as the item, and read by nobody")]
     pub(super) host: Option<Arc<HostCall>>,
+    /// Of uses of communicators before this launch: dropped with it, by whoever submits to its stream.
+    pub(super) ends: Vec<Arc<Mark>>,
     /// If somebody traces.
     pub(super) interval: Option<Interval>,
 }
 
+/// Mostly nothing.
+pub(super) type Beside = Option<Box<Along>>;
+
 impl Along {
     /// The interval ends here.
-    pub(super) fn timed(interval: Option<Interval>, on: &StreamOnCard) -> Result<Along, CudaError> {
-        let interval = interval.map(|interval| interval.end(on)).transpose()?;
-        Ok(Along { host: None, interval })
+    #[inline]
+    pub(super) fn timed(interval: Option<Interval>, on: &StreamOnCard) -> Result<Beside, CudaError> {
+        match interval {
+            None => Ok(None),
+            Some(interval) => Ok(Some(Box::new(Along { interval: Some(interval.end(on)?), ..Along::default() }))),
+        }
     }
 }
 
@@ -90,7 +99,7 @@ pub(super) struct Passed {
 const LOOSE: usize = 64;
 
 /// Items from one that looks what the card has passed to the next: asking the driver takes half of what a launch takes.
-const LOOK_EVERY: usize = 32;
+const LOOK_EVERY: usize = 64;
 
 /// Bytes of a workspace that is made, at least.
 const SMALLEST: usize = 1 << 20;
@@ -119,11 +128,26 @@ impl StreamOnCard {
     }
 
     /// Queues what `kernel` becomes, as operation `operation`. The context is current.
-    pub(super) fn send_kernel(&self, kernel: &Kernel, accesses: &[Access], operation: u64) -> Result<(), CudaError> {
-        steps::each(&self.card, kernel, accesses, &mut |step| {
+    pub(super) fn send_kernel(&self, op: &Op, kernel: &Kernel, operation: u64) -> Result<(), CudaError> {
+        if let Some(ready) = self.ready(op, kernel)? {
+            return ready.iter().try_for_each(|call| {
+                let workspace = call.scratch().map(|bytes| self.workspace(bytes)).transpose()?;
+                call.launch(&self.card, self.raw, &self.post, operation, workspace.as_deref())
+            });
+        }
+        steps::each(&self.card, kernel, &op.accesses, &mut |step| {
             let workspace = step.scratch().map(|bytes| self.workspace(bytes)).transpose()?;
             step.launch(&self.card, self.raw, &self.post, operation, workspace.as_deref())
         })
+    }
+
+    /// What `op` keeps, if it was submitted before or may be again. One that nobody else has is encoded on its way.
+    fn ready<'o>(&self, op: &'o Op, kernel: &Kernel) -> Result<Option<&'o [Ready]>, CudaError> {
+        let known = match op.ready() {
+            None if op.is_shared() => Some(op.keep_ready(steps::ready(&self.card, kernel, &op.accesses)?)),
+            known => known,
+        };
+        Ok(known.and_then(Option::as_deref))
     }
 
     /// Made for the first operation that needs it, and again for one that needs more, in powers of two: all that were
@@ -147,18 +171,21 @@ impl StreamOnCard {
     }
 
     /// Keeps what was sent. True when it is time for a mark.
-    pub(super) fn keep(&self, item: Item, along: Along) -> bool {
+    pub(super) fn keep(&self, item: Item, along: Beside) -> bool {
         self.add(Sent { item, placed: true, along })
     }
 
     /// Keeps what did not get to the card, until the stream has passed: it may own the last handles of anything.
     pub(super) fn keep_lost(&self, item: Item) -> bool {
-        self.add(Sent { item, placed: false, along: Along::default() })
+        self.add(Sent { item, placed: false, along: None })
     }
 
     /// One more item was pushed: whether it is the one to look what the card has passed.
     pub(super) fn is_time_to_look(&self) -> bool {
-        self.pushed.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == LOOK_EVERY - 1
+        // Pushes come one after the other, but for some that are rare; one that is not counted changes nothing.
+        let pushed = self.pushed.load(Ordering::Relaxed) + 1;
+        self.pushed.store(pushed, Ordering::Relaxed);
+        pushed.is_multiple_of(LOOK_EVERY)
     }
 
     /// Whether what was sent last has a mark behind it, or nothing is on its way.
@@ -206,7 +233,8 @@ impl StreamOnCard {
                 }
                 _ => {}
             }
-            passed.ran.extend(sent.along.interval.map(|interval| (passed.items.len(), interval)));
+            let interval = sent.along.and_then(|along| along.interval);
+            passed.ran.extend(interval.map(|interval| (passed.items.len(), interval)));
             passed.items.push(sent.item);
         }
     }

@@ -27,8 +27,8 @@ impl Seat {
         }
     }
 
-    /// `mark` is behind what was submitted last, on `stream`.
-    pub(super) fn used(&self, stream: RawStream, mark: &Arc<Mark>) {
-        *lock(&self.last.0) = Some((stream, mark.clone()));
+    /// `mark` is behind what was submitted last, on `stream`. Gives back the one before.
+    pub(super) fn used(&self, stream: RawStream, mark: &Arc<Mark>) -> Option<Arc<Mark>> {
+        lock(&self.last.0).replace((stream, mark.clone())).map(|(_, before)| before)
     }
 }

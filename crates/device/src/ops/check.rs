@@ -17,8 +17,9 @@ impl Check {
     }
 
     /// The checked operation.
+    #[inline]
     pub(crate) fn launch(self, accesses: Vec<crate::Access>, kernel: Kernel) -> Op {
-        Op { name: self.op, site: self.site, accesses, launch: Launch::Kernel(kernel) }
+        Op::new(self.op, self.site, accesses, Launch::Kernel(kernel))
     }
 
     pub(crate) fn dtype(&self, need: DType, tensors: &[Named<'_>]) -> Result<(), Error> {

@@ -42,11 +42,13 @@ impl Tracer {
         }
     }
 
+    #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
     /// Which recording goes on; none when tracing is off.
+    #[inline]
     pub(crate) fn recording(&self) -> Option<u64> {
         self.is_on().then(|| self.began.load(Ordering::Relaxed))
     }
@@ -78,6 +80,7 @@ impl Tracer {
 
     /// `event` is made only when tracing is on. What one thread adds before it hands something over comes before what
     /// others add because of it.
+    #[inline]
     pub(crate) fn add(&self, rank: u32, event: impl FnOnce() -> TraceEvent) {
         if !self.on.load(Ordering::Acquire) {
             return;
