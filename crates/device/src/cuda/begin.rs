@@ -5,11 +5,23 @@
 //! driver, which the thread needs that lets the others begin: neither goes on. So such a call and such a beginning wait for
 //! each other here, where none holds the driver up. Seen with `cuGraphInstantiate` of one rank between two members' launches.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::{
+    sync::{
+        PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+/// How long a card is waited for when something on it stands.
+pub(super) const STANDING: Duration = Duration::from_secs(2);
 
 /// One for all cards of a machine: the driver's locks are those of the process.
 #[derive(Default)]
-pub(super) struct Beginnings(RwLock<()>);
+pub(super) struct Beginnings {
+    lock: RwLock<()>,
+    stands: AtomicBool,
+}
 
 /// Until it is dropped, no call waits for a card.
 pub(super) struct Begins<'a>(#[expect(dead_code, reason = "held until it is dropped")] RwLockWriteGuard<'a, ()>);
@@ -21,13 +33,23 @@ impl Beginnings {
     /// Members of a group begin. Whoever holds it makes no call that may wait, and comes with the turn of the cliques: there
     /// is one such at a time.
     pub(super) fn begin(&self) -> Begins<'_> {
-        Begins(self.0.write().unwrap_or_else(PoisonError::into_inner))
+        Begins(self.lock.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Around one call of the driver that asks for memory, gives some back, or makes or ends what has some, and around
     /// nothing else: it is not to be asked for twice by one thread.
     pub(super) fn may_wait(&self) -> MayWait<'_> {
-        MayWait(self.0.read().unwrap_or_else(PoisonError::into_inner))
+        MayWait(self.lock.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From here on something on a card may never end: hosts have waited for it as long as they may.
+    pub(super) fn stand(&self) {
+        self.stands.store(true, Ordering::Release);
+    }
+
+    /// Whether whoever waits for a card may wait for ever.
+    pub(super) fn some_stand(&self) -> bool {
+        self.stands.load(Ordering::Acquire)
     }
 }
 

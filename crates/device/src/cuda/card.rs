@@ -7,14 +7,14 @@ use std::{
     path::PathBuf,
     ptr,
     sync::{Arc, Mutex, MutexGuard, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cudarc::driver::sys;
 
 use super::{
     Arch, CudaError,
-    begin::Beginnings,
+    begin::{Beginnings, STANDING},
     blaslt::BlasLt,
     compile::{self, Cache},
     cudnn::Cudnn,
@@ -83,6 +83,8 @@ pub enum Attentions {
 
 /// Version of CUDA that a driver must support: for kernel nodes and memory operations in graphs as they are used here.
 const NEEDED_VERSION: i32 = 12_000;
+/// How long the card's own stream is waited for.
+const ASIDE: Duration = Duration::from_secs(60);
 
 /// One card. Everything on it is made in its primary context, which all machines of the process share.
 pub(crate) struct Card {
@@ -442,23 +444,31 @@ impl Card {
 
     fn wait_side(&self) -> Result<(), CudaError> {
         let event = self.take_event()?;
-        let waited = self.record(event, self.side).and_then(|()| {
-            while !self.is_reached(event)? {
-                std::thread::sleep(Duration::from_micros(10));
-            }
-            Ok(())
-        });
+        let waited = self
+            .record(event, self.side)
+            .and_then(|()| self.wait_aside(event, || std::thread::sleep(Duration::from_micros(10))));
         lock(&self.events).push(event);
         waited
+    }
+
+    /// Returns when `event` is reached, which no stream keeps from it. Nothing of a card that stands still is.
+    fn wait_aside(&self, event: RawEvent, pause: impl Fn()) -> Result<(), CudaError> {
+        let begin = Instant::now();
+        while !self.is_reached(event)? {
+            let limit = if self.beginnings.some_stand() { STANDING } else { ASIDE };
+            if begin.elapsed() > limit {
+                let what = "do what no stream asks for, such as filling fresh memory: something stands still on it";
+                return Err(CudaError::Unable { card: self.ordinal, what });
+            }
+            pause();
+        }
+        Ok(())
     }
 
     /// Records `event` where nothing is queued, and returns when it is reached, without a pause. The context is current.
     pub(super) fn record_aside(&self, event: RawEvent) -> Result<(), CudaError> {
         self.record(event, self.side)?;
-        while !self.is_reached(event)? {
-            std::thread::yield_now();
-        }
-        Ok(())
+        self.wait_aside(event, std::thread::yield_now)
     }
 }
 

@@ -47,8 +47,6 @@ pub(crate) struct Cliques {
     state: Mutex<State>,
     /// Communicators that are being made.
     making: AtomicUsize,
-    /// Some were given up, with what their members had called still on the cards.
-    stands: AtomicBool,
 }
 
 #[derive(Default)]
@@ -98,7 +96,6 @@ impl Cliques {
             turn: Mutex::default(),
             state: Mutex::default(),
             making: AtomicUsize::new(0),
-            stands: AtomicBool::new(false),
         })
     }
 
@@ -128,7 +125,7 @@ impl Cliques {
 
     /// Some were given up: what is on the cards may not end.
     pub(super) fn some_stand(&self) -> bool {
-        self.stands.load(Ordering::Acquire)
+        self.cards[0].beginnings.some_stand()
     }
 
     /// Communicators for a group of `members`.
@@ -300,7 +297,7 @@ impl Lease {
     /// but frees then what a late member writes into, which breaks the card for the process.
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
-        self.cliques.stands.store(true, Ordering::Release);
+        self.cliques.cards[0].beginnings.stand();
     }
 }
 

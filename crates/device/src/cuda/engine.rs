@@ -14,6 +14,7 @@ use std::{
 
 use super::{
     CudaError, CudaOptions, GraphOnCard, StreamOnCard,
+    begin::STANDING,
     card::{Card, lock, open_driver},
     clique::Cliques,
     event::{CardEvent, Point},
@@ -41,8 +42,6 @@ use crate::{
 const LOOK: Duration = Duration::from_micros(100);
 /// Then it sleeps between looks.
 const PAUSE: Duration = Duration::from_micros(50);
-/// How long a stream's end is waited for when a collective stands still.
-const STANDING: Duration = Duration::from_secs(2);
 /// How often a waiting host asks whether collectives have failed.
 const ASK: Duration = Duration::from_millis(20);
 

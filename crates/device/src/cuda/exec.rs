@@ -149,7 +149,8 @@ impl Exec {
 
 impl Drop for Exec {
     fn drop(&mut self) {
-        if self.card.bind().is_err() {
+        if self.card.beginnings.some_stand() || self.card.bind().is_err() {
+            // The driver would wait for what stands, in a call that nobody can end.
             return;
         }
         let _waits = self.card.beginnings.may_wait();
