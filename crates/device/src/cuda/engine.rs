@@ -231,9 +231,9 @@ impl CudaEngine {
                         _ => call.queue(card, on.raw),
                     };
                     match queued.and_then(|()| Along::timed(interval, on)) {
-                        Ok(along) => {
-                            let along = along.map_or_else(Along::default, |along| *along);
-                            return Ok(Some(Box::new(Along { host: Some(call), ..along })));
+                        Ok(mut along) => {
+                            along.get_or_insert_default().host = Some(call);
+                            return Ok(along);
                         }
                         Err(error) => {
                             // Some of it may be on its way.

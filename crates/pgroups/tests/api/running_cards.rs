@@ -1,6 +1,9 @@
 //! Collectives of ranks that share a card, through NCCL: against exact sums, replayed against eager, traced.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
 
 use device::{DType, Element, Machine, Reduce, Stream, View, Why, bf16};
 use pgroups::{Group, GroupRank, Needs, PgError, ProcessGroups, Rank, local};
@@ -300,7 +303,7 @@ fn ranks_that_launch_together_go_on_while_others_make_graphs_memory_and_streams(
         };
         group.barrier(&stream)?;
         stream.synchronize()?;
-        let mut made = 0;
+        let (mut made, begin) = (0, Instant::now());
         if rank.global.0 < 4 {
             let graphs = [graph(3)?, graph(8)?];
             for at in 0..600 {
@@ -311,7 +314,8 @@ fn ranks_that_launch_together_go_on_while_others_make_graphs_memory_and_streams(
             }
             ended.fetch_add(1, Ordering::SeqCst);
         } else {
-            while ended.load(Ordering::SeqCst) < 4 {
+            // Of ranks that fail it hears nothing.
+            while ended.load(Ordering::SeqCst) < 4 && begin.elapsed() < Duration::from_secs(30) {
                 drop(graph(1 + made % 16)?);
                 let (_stream, numel) = (rank.device.stream("more")?, (made % 64 + 1) << 12);
                 drop(alloc(&rank.device, "more", numel, DType::F32));
