@@ -62,7 +62,6 @@ struct Sent {
 #[derive(Default)]
 pub(super) struct Along {
     /// The card writes to its copies.
-    #[expect(dead_code, reason = "kept for as long as the item, and read by nobody")]
     pub(super) host: Option<Arc<HostCall>>,
     /// Of uses of communicators before this launch: dropped with it, by whoever submits to its stream.
     pub(super) ends: Vec<Arc<Mark>>,
