@@ -45,6 +45,8 @@ impl Beginnings {
     /// From here on something on a card may never end: hosts have waited for it as long as they may.
     pub(super) fn stand(&self) {
         self.stands.store(true, Ordering::Release);
+        #[cfg(target_env = "gnu")]
+        super::leave::without_waiting();
     }
 
     /// Whether whoever waits for a card may wait for ever.

@@ -107,7 +107,7 @@ impl Cliques {
     pub(super) fn check(&self, members: &[u32]) -> Result<(), CudaError> {
         let version = self.library.get_or_init(nccl::open).clone()?;
         check_collectives()?;
-        if version < nccl::OLDEST_SHARING && most_on_one(&self.cards_of(members)) > 1 {
+        if version < nccl::OLDEST_SHARING && most_on_one(self.cards_of(members).iter().map(|card| card.ordinal)) > 1 {
             let what_for = "several ranks of a group on one card ";
             return Err(CudaError::OldNccl { have: version, need: nccl::OLDEST_SHARING, what_for });
         }
@@ -132,9 +132,9 @@ impl Cliques {
     pub(super) fn lease(self: &Arc<Self>, _turn: &Turn<'_>, members: &[u32]) -> Result<Arc<Lease>, CudaError> {
         self.check(members)?;
         let cards = self.cards_of(members);
-        let ctas = self.ctas.or((most_on_one(&cards) > 1).then_some(1));
-        self.take_blocks(&cards, ctas)?;
         let numbers: Vec<u32> = cards.iter().map(|card| card.ordinal).collect();
+        let ctas = self.ctas.or((most_on_one(numbers.iter().copied()) > 1).then_some(1));
+        self.take_blocks(&cards, ctas)?;
         let kept = lock(&self.state).idle.get_mut(&numbers).and_then(Vec::pop);
         self.making.fetch_add(1, Ordering::Relaxed);
         let made = kept.map_or_else(|| Clique::make(&cards, ctas), Ok);
@@ -186,8 +186,9 @@ impl Cliques {
 }
 
 /// The most members that share a card.
-fn most_on_one(cards: &[Arc<Card>]) -> usize {
-    cards.iter().map(|card| cards.iter().filter(|other| other.ordinal == card.ordinal).count()).max().unwrap_or(0)
+fn most_on_one(cards: impl Iterator<Item = u32> + Clone) -> usize {
+    let all = cards.clone();
+    cards.map(|card| all.clone().filter(|other| *other == card).count()).max().unwrap_or(0)
 }
 
 impl Clique {
@@ -291,6 +292,12 @@ impl Lease {
             return Err(CudaError::GivenUp);
         }
         Ok(self.clique.as_ref().expect("BUG: a lease without a clique"))
+    }
+
+    /// Whether some of its members meet on one card.
+    pub(super) fn shares_a_card(&self) -> bool {
+        let clique = self.clique.as_ref().expect("BUG: a lease without a clique");
+        most_on_one(clique.seats.iter().map(|seat| seat.card.ordinal)) > 1
     }
 
     /// Refuses later calls. Those that were made stay on the card and end when the last member comes: NCCL could stop them,

@@ -19,7 +19,7 @@ use super::{
     clique::Cliques,
     event::{CardEvent, Point},
     gang::Gangs,
-    graph,
+    graph::{self, Unplaced},
     host::{HostCall, Told, run_host},
     memory::DeviceMemory,
     prepare::check_environment,
@@ -245,7 +245,7 @@ impl CudaEngine {
             },
             Item::Record(mark) => record(on, mark)?,
             Item::Wait(mark) => on.wait_for(mark)?,
-            Item::Launch(Some(launch)) => return self.send_launch(stream, on, launch),
+            Item::Launch(Some(launch)) => return self.send_launch(stream, on, launch).map(|(along, _)| along),
             Item::Joint(_) => unreachable!("BUG: a call that meets nobody"),
             Item::Launch(None) => unreachable!("BUG: this driver was never given one"),
         }
@@ -258,14 +258,14 @@ impl CudaEngine {
         stream: &StreamInner,
         on: &StreamOnCard,
         launch: &LaunchBody,
-    ) -> Result<Beside, CudaError> {
+    ) -> Result<(Beside, Unplaced), CudaError> {
         let interval = self.begin_interval(stream, on)?;
-        let ends = on_card(launch).launch(on.raw, launch)?;
+        let (unplaced, ends) = on_card(launch).launch(on.raw, launch)?;
         let mut along = Along::timed(interval, on)?;
         if !ends.is_empty() {
             along.get_or_insert_default().ends = ends;
         }
-        Ok(along)
+        Ok((along, unplaced))
     }
 
     fn host_call(&self, stream: &StreamInner, body: &OpBody, card: &Arc<Card>) -> Result<Arc<HostCall>, CudaError> {

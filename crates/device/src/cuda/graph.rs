@@ -52,6 +52,15 @@ struct End {
     member: usize,
 }
 
+/// Marks of a launch that is on its card. Until this is dropped, nothing that is submitted waits there for them.
+pub(super) struct Unplaced(Vec<(Arc<Mark>, Arc<CardEvent>)>);
+
+impl Drop for Unplaced {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(|(mark, event)| mark.put_on_card(Point::Event(event)));
+    }
+}
+
 /// Stream and position of the launches that have not ended; their host operations tell them when they fail.
 #[derive(Default)]
 struct Issued {
@@ -73,10 +82,12 @@ impl GraphOnCard {
             let lease = (body.meeting.members.len() > 1).then(|| engine.lease(&body.meeting)).transpose()?;
             Ok(lease.map(|lease| End { lease, member: body.member }))
         };
+        let communicators = graph.groups.iter().map(own_end).collect::<Result<Vec<_>, CudaError>>()?;
         let mut making = Making {
             card,
             engine,
-            communicators: graph.groups.iter().map(own_end).collect::<Result<_, CudaError>>()?,
+            in_one_line: communicators.iter().flatten().any(|end| end.lease.shares_a_card()),
+            communicators,
             before: vec![Vec::new(); graph.groups.len()],
             device,
             source: graph,
@@ -100,13 +111,17 @@ impl GraphOnCard {
         &self.post
     }
 
-    /// Queues `launch` and puts its marks on the card. Launches of an executable come here one after the other: those of
-    /// one stream in its order, and one of another stream waits for the end of the one before. So gates are set for
-    /// this launch and no other. With collectives in it, whoever launches has the turn.
+    /// Queues `launch`. Launches of an executable come here one after the other: those of one stream in its order, and one
+    /// of another stream waits for the end of the one before. So gates are set for this launch and no other. With
+    /// collectives in it, whoever launches has the turn.
     ///
     /// What others wait on their cores for is no more than it must be: the lock of gates only where there are some. Gives
     /// back what the communicators' uses before ended with, to be dropped where it was made.
-    pub(super) fn launch(&self, stream: RawStream, launch: &LaunchBody) -> Result<Vec<Arc<Mark>>, CudaError> {
+    pub(super) fn launch(
+        &self,
+        stream: RawStream,
+        launch: &LaunchBody,
+    ) -> Result<(Unplaced, Vec<Arc<Mark>>), CudaError> {
         let card = &self.exec.card;
         let mut gated = (!launch.exec.graph.gates.is_empty()).then(|| (lock(&self.gates), launch.gates()));
         if let Some((gates, marks)) = &mut gated {
@@ -119,17 +134,18 @@ impl GraphOnCard {
             lock(&self.issued).launches.push_back((launch.stream, launch.seq));
         }
         self.exec.launch(stream)?;
+        let mut points = vec![(launch.end.clone(), Arc::new(CardEvent::record(card, stream)?))];
         if let Some((gates, marks)) = &mut gated {
             for gate in &**gates {
                 let Some(event) = &gate.own else { continue };
-                let mark = marks[gate.gate as usize].as_ref().expect("BUG: a record without a mark");
-                mark.put_on_card(Point::Event(event.clone()));
+                let mark = marks[gate.gate as usize].clone().expect("BUG: a record without a mark");
+                points.push((mark, event.clone()));
             }
             // It is bound to what it waits for, and of its records it has no need: whoever has, holds them.
             marks.fill(None);
         }
-        launch.end.put_on_card(Point::Event(Arc::new(CardEvent::record(card, stream)?)));
-        Ok(seats.iter().filter_map(|seat| seat.used(stream, &launch.end)).collect())
+        let before = seats.iter().filter_map(|seat| seat.used(stream, &launch.end)).collect();
+        Ok((Unplaced(points), before))
     }
 
     /// `launch` has ended. One that did not get to the card is not the oldest there.
@@ -158,6 +174,10 @@ pub(super) fn lose(launch: &LaunchBody) {
 struct Making<'a> {
     card: &'a Arc<Card>,
     engine: &'a CudaEngine,
+    /// Each node is behind the one before. Branches run in queues that the card's graphs share, so where members meet on one
+    /// card, a member's call may stand behind the wait of another graph's branch for that very call. Of graphs without
+    /// branches, whose collectives have one order, none stands behind what waits for it.
+    in_one_line: bool,
     communicators: Vec<Option<End>>,
     /// By group: the end of its last call. A communicator does one thing at a time, in the order of capture.
     before: Vec<Vec<sys::CUgraphNode>>,
@@ -190,7 +210,9 @@ impl Making<'_> {
     fn add(&mut self, node: usize, steps: &[Launchable]) -> Result<(), CudaError> {
         let source = &self.source.nodes[node];
         let mut behind: Vec<sys::CUgraphNode> = Vec::new();
-        for end in source.behind.iter().flat_map(|before| &self.ends[*before as usize]) {
+        let before =
+            if self.in_one_line { self.ends.last().into_iter().collect() } else { self.ends_of(&source.behind) };
+        for end in before.into_iter().flatten() {
             // The driver refuses an edge that it is told twice.
             if !behind.contains(end) {
                 behind.push(*end);
@@ -211,15 +233,19 @@ impl Making<'_> {
             },
             NodeKind::Wait(gate, _) => vec![self.add_gate(*gate, &behind, Way::Wait)?],
             NodeKind::Record(gate) => {
+                let record = self.add_gate(*gate, &behind, Way::Record)?;
                 // Whoever is behind it needs no more than what is before it, and a chain that goes on beside its records
                 // is cheaper to launch.
-                self.add_gate(*gate, &behind, Way::Record)?;
-                behind
+                if self.in_one_line { vec![record] } else { behind }
             }
             NodeKind::Joint(joint) => self.add_joint(joint, behind)?,
         };
         self.ends.push(end);
         Ok(())
+    }
+
+    fn ends_of(&self, nodes: &[u32]) -> Vec<&Vec<sys::CUgraphNode>> {
+        nodes.iter().map(|node| &self.ends[*node as usize]).collect()
     }
 
     /// One behind the other.

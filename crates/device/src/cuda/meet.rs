@@ -16,7 +16,7 @@ use super::{
     collective::copies_alone,
     engine::{record, stream_on_card},
     gang::{Entry, Gang, joints, launch_of},
-    graph,
+    graph::{self, Unplaced},
     line::State,
     stream::{Along, Beside, StreamOnCard, on_card},
 };
@@ -292,14 +292,14 @@ impl CudaEngine {
         // One order of all launches with collectives, on all ranks.
         let turn = self.turn();
         let begins = stream_on_card(&entries[0].stream).card.beginnings.begin();
-        let sent: Vec<Result<Beside, CudaError>> = entries
-            .iter()
-            .map(|Entry { launch, stream, .. }| {
-                let on = stream_on_card(stream);
-                on.card.bind().and_then(|()| self.send_launch(stream, on, launch))
-            })
-            .collect();
-        drop((begins, turn));
+        let send = |Entry { launch, stream, .. }: &Entry| {
+            let on = stream_on_card(stream);
+            on.card.bind().and_then(|()| self.send_launch(stream, on, launch))
+        };
+        // Streams share queues of the card: a wait for the first member's end, submitted before the last one is there, may be
+        // what that one stands behind. So their marks are placed together.
+        let (sent, unplaced): (Vec<_>, Vec<_>) = entries.iter().map(send).map(apart).unzip();
+        drop((unplaced, begins, turn));
         let any_failed = sent.iter().any(Result::is_err);
         for (Entry { launch, stream, .. }, sent) in entries.iter().zip(sent) {
             let (item, on) = (Item::Launch(Some(launch.clone())), stream_on_card(stream));
@@ -375,6 +375,14 @@ fn tell_failures(arrivals: &[Arrival]) {
     let machine = &arrivals[0].stream.device.machine;
     if let Some((rank, how)) = arrivals.iter().find_map(|arrival| arrival.stream.device.root_failure()) {
         machine.poison(arrivals, rank, &how);
+    }
+}
+
+/// What came of a launch, and what is to be done when the others are there.
+fn apart(sent: Result<(Beside, Unplaced), CudaError>) -> (Result<Beside, CudaError>, Option<Unplaced>) {
+    match sent {
+        Ok((along, unplaced)) => (Ok(along), Some(unplaced)),
+        Err(error) => (Err(error), None),
     }
 }
 
