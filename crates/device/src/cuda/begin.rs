@@ -13,6 +13,8 @@ use std::{
     time::Duration,
 };
 
+use super::leave;
+
 /// How long a card is waited for when something on it stands.
 pub(super) const STANDING: Duration = Duration::from_secs(2);
 
@@ -44,9 +46,9 @@ impl Beginnings {
 
     /// From here on something on a card may never end: hosts have waited for it as long as they may.
     pub(super) fn stand(&self) {
-        self.stands.store(true, Ordering::Release);
-        #[cfg(target_env = "gnu")]
-        super::leave::without_waiting();
+        if !self.stands.swap(true, Ordering::AcqRel) {
+            leave::without_waiting();
+        }
     }
 
     /// Whether whoever waits for a card may wait for ever.

@@ -21,6 +21,7 @@ use super::{
     fault::Post,
     host::{HostCall, Told, run_host},
     steps::{self, Launchable, Place},
+    stream::wait_for,
     workspace::Workspace,
 };
 use crate::{
@@ -35,6 +36,9 @@ use crate::{
 pub(crate) struct GraphOnCard {
     exec: Exec,
     gates: Mutex<Vec<Gate>>,
+    /// Gates whose waits are before a launch, and whose records behind it: where members of its groups share a card. A record
+    /// in one member's graph may hold up a wait in another's, though nothing orders them.
+    around: Vec<(u32, Way)>,
     post: Post,
     /// Kept while its nodes call the host.
     issued: Arc<Mutex<Issued>>,
@@ -83,11 +87,12 @@ impl GraphOnCard {
             Ok(lease.map(|lease| End { lease, member: body.member }))
         };
         let communicators = graph.groups.iter().map(own_end).collect::<Result<Vec<_>, CudaError>>()?;
+        let on_one_card = communicators.iter().flatten().any(|end| end.lease.shares_a_card());
         let mut making = Making {
             card,
             engine,
-            in_one_line: communicators.iter().flatten().any(|end| end.lease.shares_a_card()),
             communicators,
+            around: on_one_card.then(Vec::new),
             before: vec![Vec::new(); graph.groups.len()],
             device,
             source: graph,
@@ -101,10 +106,10 @@ impl GraphOnCard {
             sides: [SideStream::with(card, Priority::First)?, SideStream::with(card, Priority::Usual)?],
         };
         settled.iter().enumerate().try_for_each(|(node, steps)| making.add(node, steps))?;
-        let Making { mut exec, post, issued, gates, calls, branches, communicators, .. } = making;
+        let Making { mut exec, post, issued, gates, around, calls, branches, communicators, .. } = making;
         exec.instantiate()?;
-        let (gates, _workspaces) = (Mutex::new(gates), branches.workspaces);
-        Ok(GraphOnCard { exec, gates, post, issued, calls, _workspaces, communicators })
+        let (gates, around, _workspaces) = (Mutex::new(gates), around.unwrap_or_default(), branches.workspaces);
+        Ok(GraphOnCard { exec, gates, around, post, issued, calls, _workspaces, communicators })
     }
 
     pub(super) fn post(&self) -> &Post {
@@ -126,6 +131,8 @@ impl GraphOnCard {
         let mut gated = (!launch.exec.graph.gates.is_empty()).then(|| (lock(&self.gates), launch.gates()));
         if let Some((gates, marks)) = &mut gated {
             gates.iter_mut().try_for_each(|gate| self.exec.set(gate, marks[gate.gate as usize].as_deref()))?;
+            let waits = self.around(Way::Wait).filter_map(|gate| marks[gate].as_deref());
+            waits.into_iter().try_for_each(|mark| wait_for(card, stream, mark))?;
         }
         let seats = self.communicators.iter().flatten().map(|end| Ok(&end.lease.clique()?.seats[end.member]));
         let seats = seats.collect::<Result<Vec<_>, CudaError>>()?;
@@ -134,18 +141,22 @@ impl GraphOnCard {
             lock(&self.issued).launches.push_back((launch.stream, launch.seq));
         }
         self.exec.launch(stream)?;
-        let mut points = vec![(launch.end.clone(), Arc::new(CardEvent::record(card, stream)?))];
+        let end = Arc::new(CardEvent::record(card, stream)?);
+        let mut points = vec![(launch.end.clone(), end.clone())];
         if let Some((gates, marks)) = &mut gated {
-            for gate in &**gates {
-                let Some(event) = &gate.own else { continue };
-                let mark = marks[gate.gate as usize].clone().expect("BUG: a record without a mark");
-                points.push((mark, event.clone()));
-            }
+            let mark = |gate: usize| marks[gate].clone().expect("BUG: a record without a mark");
+            let inside = gates.iter().filter_map(|gate| Some((mark(gate.gate as usize), gate.own.clone()?)));
+            let around = self.around(Way::Record).map(|gate| (mark(gate), end.clone()));
+            points.extend(inside.chain(around));
             // It is bound to what it waits for, and of its records it has no need: whoever has, holds them.
             marks.fill(None);
         }
         let before = seats.iter().filter_map(|seat| seat.used(stream, &launch.end)).collect();
         Ok((Unplaced(points), before))
+    }
+
+    fn around(&self, way: Way) -> impl Iterator<Item = usize> {
+        self.around.iter().filter(move |(_, own)| *own == way).map(|(gate, _)| *gate as usize)
     }
 
     /// `launch` has ended. One that did not get to the card is not the oldest there.
@@ -174,10 +185,6 @@ pub(super) fn lose(launch: &LaunchBody) {
 struct Making<'a> {
     card: &'a Arc<Card>,
     engine: &'a CudaEngine,
-    /// Each node is behind the one before. Branches run in queues that the card's graphs share, so where members meet on one
-    /// card, a member's call may stand behind the wait of another graph's branch for that very call. Of graphs without
-    /// branches, whose collectives have one order, none stands behind what waits for it.
-    in_one_line: bool,
     communicators: Vec<Option<End>>,
     /// By group: the end of its last call. A communicator does one thing at a time, in the order of capture.
     before: Vec<Vec<sys::CUgraphNode>>,
@@ -187,6 +194,8 @@ struct Making<'a> {
     post: Post,
     issued: Arc<Mutex<Issued>>,
     gates: Vec<Gate>,
+    /// As in [`GraphOnCard`], if they are not nodes.
+    around: Option<Vec<(u32, Way)>>,
     calls: Vec<Arc<HostCall>>,
     /// By node of ours: those of the card that are its end.
     ends: Vec<Vec<sys::CUgraphNode>>,
@@ -210,9 +219,7 @@ impl Making<'_> {
     fn add(&mut self, node: usize, steps: &[Launchable]) -> Result<(), CudaError> {
         let source = &self.source.nodes[node];
         let mut behind: Vec<sys::CUgraphNode> = Vec::new();
-        let before =
-            if self.in_one_line { self.ends.last().into_iter().collect() } else { self.ends_of(&source.behind) };
-        for end in before.into_iter().flatten() {
+        for end in source.behind.iter().flat_map(|before| &self.ends[*before as usize]) {
             // The driver refuses an edge that it is told twice.
             if !behind.contains(end) {
                 behind.push(*end);
@@ -231,21 +238,12 @@ impl Making<'_> {
                     }
                 }
             },
-            NodeKind::Wait(gate, _) => vec![self.add_gate(*gate, &behind, Way::Wait)?],
-            NodeKind::Record(gate) => {
-                let record = self.add_gate(*gate, &behind, Way::Record)?;
-                // Whoever is behind it needs no more than what is before it, and a chain that goes on beside its records
-                // is cheaper to launch.
-                if self.in_one_line { vec![record] } else { behind }
-            }
+            NodeKind::Wait(gate, _) => self.add_gate(*gate, behind, Way::Wait)?,
+            NodeKind::Record(gate) => self.add_gate(*gate, behind, Way::Record)?,
             NodeKind::Joint(joint) => self.add_joint(joint, behind)?,
         };
         self.ends.push(end);
         Ok(())
-    }
-
-    fn ends_of(&self, nodes: &[u32]) -> Vec<&Vec<sys::CUgraphNode>> {
-        nodes.iter().map(|node| &self.ends[*node as usize]).collect()
     }
 
     /// One behind the other.
@@ -286,11 +284,23 @@ impl Making<'_> {
         Ok(added)
     }
 
-    fn add_gate(&mut self, gate: u32, behind: &[sys::CUgraphNode], way: Way) -> Result<sys::CUgraphNode, CudaError> {
-        let gate = self.exec.add_gate(gate, behind, way)?;
+    /// Tells what those behind the gate are behind.
+    fn add_gate(
+        &mut self,
+        gate: u32,
+        behind: Vec<sys::CUgraphNode>,
+        way: Way,
+    ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
+        if let Some(around) = &mut self.around {
+            around.push((gate, way));
+            return Ok(behind);
+        }
+        let gate = self.exec.add_gate(gate, &behind, way)?;
         let node = gate.node;
         self.gates.push(gate);
-        Ok(node)
+        // Whoever is behind a record needs no more than what is before it, and a chain that goes on beside its records is
+        // cheaper to launch.
+        Ok(if way == Way::Wait { vec![node] } else { behind })
     }
 
     /// The same values at every launch, so they are made once.

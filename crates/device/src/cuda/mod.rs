@@ -35,7 +35,6 @@ mod host; // host operations in the order of a stream
 mod kept; // files that are whole or not there
 mod kernels; // sources, and the functions in them
 mod launch;
-#[cfg(target_env = "gnu")]
 mod leave; // the way out of a process whose card stands
 mod line; // what a stream holds back
 mod measure; // algorithms for products, by their times

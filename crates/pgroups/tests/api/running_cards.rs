@@ -205,26 +205,6 @@ impl Step {
         Ok(a.wait(&join, Why("test.join"))?)
     }
 
-    /// For every layer a gather over the columns on the second stream, behind the sum before the last, and a sum over the
-    /// rows on the first one, behind the gather.
-    fn gather_ahead(&self, layers: &[[View; 2]]) -> Result<(), PgError> {
-        let ([sums, gathers], device) = (&self.streams, self.streams[0].device());
-        let begin = device.event("begin");
-        sums.record(&begin)?;
-        let mut summed = vec![begin; 2];
-        for (layer, [shard, full]) in layers.iter().enumerate() {
-            let (gather, sum) = (device.event("gather"), device.event("sum"));
-            gathers.wait(&summed[layer], Why("test.slot"))?;
-            self.columns.all_gather(gathers, shard, full)?;
-            gathers.record(&gather)?;
-            sums.wait(&gather, Why("test.gather"))?;
-            self.rows.all_reduce(sums, full, Reduce::Avg)?;
-            sums.record(&sum)?;
-            summed.push(sum);
-        }
-        Ok(())
-    }
-
     fn bits(&self) -> Result<Vec<u32>, PgError> {
         let mut bits: Vec<u32> = get::<f32>(&self.streams[0], &self.full)?.iter().map(|v| v.to_bits()).collect();
         bits.extend(get::<f32>(&self.streams[0], &self.x)?.iter().map(|v| v.to_bits()));
@@ -273,40 +253,6 @@ fn replayed_collectives_of_several_groups_give_the_bits_of_eager_ones() {
         let eager = steps(&card.machine, (world, width), Exec::Eager);
         assert_eq!(eager, steps(&card.machine, (world, width), Exec::Replayed), "world {world}, rows of {width}");
     }
-}
-
-fn layers(machine: &Machine, exec: Exec) -> Vec<Vec<u32>> {
-    let ran = local(machine, 8, |rank| -> Result<_, PgError> {
-        let step = Step::new(&rank, 2)?;
-        let sums = &step.streams[0];
-        let layers: Vec<[View; 2]> = (0..12)
-            .map(|layer| {
-                let shard = put(sums, "shard", values::<f32>(100 * layer + rank.global.0, 257));
-                [shard, alloc(&rank.device, "full", 257 * step.columns.size() as usize, DType::F32)]
-            })
-            .collect();
-        match exec {
-            Exec::Eager => step.gather_ahead(&layers)?,
-            Exec::Replayed => {
-                sums.begin_capture("layers")?;
-                step.gather_ahead(&layers)?;
-                let graph = sums.end_capture()?.instantiate()?;
-                (0..20).try_for_each(|_| sums.launch_graph(&graph))?;
-            }
-        }
-        let full = layers.iter().map(|[_, full]| get::<f32>(sums, full)).collect::<Result<Vec<_>, _>>()?;
-        Ok(full.concat().iter().map(|value| value.to_bits()).collect())
-    });
-    ran.unwrap_or_else(|error| panic!("{}", error.chain()))
-}
-
-/// Branches of graphs share the queues of a card: in one queue a member's call may stand behind what waits for that call.
-#[test]
-fn graphs_whose_branches_meet_those_of_other_ranks_on_one_card_end() {
-    let card = card();
-    let eager = layers(&card.machine, Exec::Eager);
-    assert!(eager.iter().all(|bits| bits.len() == 12 * 4 * 257));
-    assert_eq!(eager, layers(&card.machine, Exec::Replayed));
 }
 
 /// Joint operations and launches, in words: all but where memory lies.
