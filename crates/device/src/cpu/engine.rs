@@ -167,12 +167,13 @@ impl Pool {
                         let Item::Op(body) = std::mem::replace(item, Item::Launch(None)) else { unreachable!() };
                         let start = stream.device.machine.tracer.now();
                         let op = OpAt::Eager(body);
-                        let ran = exec::run_op(&stream.device, &op, self, true);
+                        exec::run_op(&stream.device, &op, self, true, || {
+                            if start > 0 {
+                                let end = stream.device.machine.tracer.now();
+                                exec::trace_run(&stream.device, op.position(), op.op().name, start, end);
+                            }
+                        });
                         progress.fetch_add(1, Ordering::Relaxed);
-                        if ran && start > 0 {
-                            let end = stream.device.machine.tracer.now();
-                            exec::trace_run(&stream.device, op.position(), op.op().name, start, end);
-                        }
                         if let OpAt::Eager(body) = op {
                             *item = Item::Op(body);
                         }

@@ -32,27 +32,33 @@ impl Crew for Alone {
     }
 }
 
-/// Runs `op` unless its device has failed. True when it ran, well or not.
-pub(crate) fn run_op(device: &DeviceInner, op: &OpAt, crew: &dyn Crew, computes: bool) -> bool {
+/// Runs `op` unless its device has failed. `ran` is called when it has run, well or not, before anybody learns of its error.
+pub(crate) fn run_op(device: &DeviceInner, op: &OpAt, crew: &dyn Crew, computes: bool, ran: impl FnOnce()) {
     if device.failed() {
-        return false;
+        return;
     }
     let claim = Claim::Op(op.clone());
     if let Err(conflict) = device.claims.acquire(&claim) {
         device.machine.fail(device, race(device, &conflict, &claim));
-        return false;
+        return;
     }
-    let ran = run_claimed(device, op, crew, computes);
+    run_claimed(device, op, crew, computes, ran);
     device.claims.release(&claim);
-    ran
 }
 
-/// As [`run_op`], for a caller that holds a claim on all accesses of `op`.
-pub(crate) fn run_claimed(device: &DeviceInner, op: &OpAt, crew: &dyn Crew, computes: bool) -> bool {
+/// As [`run_op`], for a caller that holds a claim on all accesses of `op`. False when it did not run.
+pub(crate) fn run_claimed(
+    device: &DeviceInner,
+    op: &OpAt,
+    crew: &dyn Crew,
+    computes: bool,
+    ran: impl FnOnce(),
+) -> bool {
     if device.failed() {
         return false;
     }
     let result = if computes { catch(|| compute(op, crew)) } else { Ok(()) };
+    ran();
     if let Err(error) = result {
         device.machine.fail(device, failure(device.op_ref(op), error));
     }
@@ -164,4 +170,22 @@ fn fail_joint(arrivals: &[Arrival], device: &DeviceInner, error: Error) {
     let how = Departure::Failed(error.chain());
     device.machine.fail(device, error);
     device.machine.poison(arrivals, device.rank, &how);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Machine, Op, queue::OpBody};
+
+    #[test]
+    fn what_ran_is_told_before_its_error_is() {
+        let device = Machine::sim(1).device(0).unwrap();
+        let _stream = device.stream("compute").unwrap();
+        let op = Op::host("fail", "here".to_owned(), Vec::new(), |_| Err("it fails".into()));
+        let op = OpAt::Eager(OpBody { op, stream: 0, seq: 1 });
+        let mut failed = None;
+        run_op(device.inner(), &op, &Alone, true, || failed = Some(device.inner().failed()));
+        assert_eq!((failed, device.inner().failed()), (Some(false), true));
+        run_op(device.inner(), &op, &Alone, true, || unreachable!("a device that has failed runs nothing"));
+    }
 }

@@ -155,14 +155,16 @@ impl Pool {
         for node in nodes {
             let start = device.machine.tracer.now();
             let op = OpAt::Node(launch.clone(), *node);
-            if !exec::run_claimed(device, &op, self, true) {
+            let ran = exec::run_claimed(device, &op, self, true, || {
+                if start > 0 {
+                    let end = device.machine.tracer.now();
+                    exec::trace_run(device, op.position(), op.op().name, start, end);
+                }
+            });
+            if !ran {
                 break;
             }
             device.machine.progress.fetch_add(1, Ordering::Relaxed);
-            if start > 0 {
-                let end = device.machine.tracer.now();
-                exec::trace_run(device, op.position(), op.op().name, start, end);
-            }
         }
         device.claims.release(&claim);
     }

@@ -233,13 +233,14 @@ pub(super) fn run_host(device: &DeviceInner, (op, at): (&Op, Position), staged: 
     let start = device.machine.tracer.now();
     // SAFETY: `staged` holds a copy of each access, of its size, which nobody else touches while the stream waits.
     let result = cpu::catch(|| run(&mut unsafe { Args::staged(&op.accesses, staged) }));
+    // First, so that whoever learns of the error finds in the trace what ran.
+    if start > 0 && told == Told::AsItRuns {
+        cpu::trace_run(device, at, op.name, start, device.machine.tracer.now());
+    }
     if let Err(error) = result {
         device.machine.fail(device, cpu::failure(device.op_ref_of(op.name, op.site.as_str(), at), error));
     }
     device.machine.progress.fetch_add(1, Ordering::Relaxed);
-    if start > 0 && told == Told::AsItRuns {
-        cpu::trace_run(device, at, op.name, start, device.machine.tracer.now());
-    }
 }
 
 fn copy(access: &Access, host: Staged) -> Copy {

@@ -271,9 +271,8 @@ impl SimEngine {
     fn run(&self, candidate: Candidate, step: u64) {
         match candidate {
             Candidate::Op(stream, op) => {
-                if cpu::run_op(&stream.device, &op, &Alone, self.computes) {
-                    cpu::trace_run(&stream.device, op.position(), op.op().name, step, step);
-                }
+                let (device, at, name) = (&stream.device, op.position(), op.op().name);
+                cpu::run_op(device, &op, &Alone, self.computes, || cpu::trace_run(device, at, name, step, step));
                 if let Some(node) = op.position().node {
                     self.lock().finish(&stream, Some(node));
                 }
