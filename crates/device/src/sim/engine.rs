@@ -25,12 +25,13 @@ use crate::{
 pub(crate) struct SimEngine {
     computes: bool,
     state: Mutex<State>,
-    turn: Condvar,
+    /// For whoever waits until nobody makes steps. A host that waits for its turn has a bell of its own.
+    free: Condvar,
 }
 
 impl SimEngine {
     pub(crate) fn new(chooser: Chooser, computes: bool) -> Self {
-        SimEngine { computes, state: Mutex::new(State::new(chooser)), turn: Condvar::new() }
+        SimEngine { computes, state: Mutex::new(State::new(chooser)), free: Condvar::new() }
     }
 
     pub(crate) fn computes(&self) -> bool {
@@ -53,7 +54,7 @@ impl SimEngine {
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.turn.wait(state).unwrap_or_else(|poison| poison.into_inner())
+        self.free.wait(state).unwrap_or_else(|poison| poison.into_inner())
     }
 
     /// The lock, once no other thread makes steps. An operation passes: its thread is the one that does.
@@ -181,7 +182,7 @@ impl SimEngine {
             }
             state.driver = None;
             state.chooser.guide().into_iter().for_each(|guide| guide.host_waited(mark));
-            self.turn.notify_all();
+            self.free.notify_all();
             return Waited::Done;
         }
         let what = what.to_string();
@@ -202,10 +203,11 @@ impl SimEngine {
         rank: u32,
         machine: &MachineInner,
     ) -> MutexGuard<'a, State> {
+        let bell = state.hosts.bell(rank);
         while state.hosts.turn != Some(rank) {
             let holder = state.hosts.absent();
             let limit = machine.options.timeout;
-            let waited = self.turn.wait_timeout(state, limit).unwrap_or_else(|poison| poison.into_inner());
+            let waited = bell.wait_timeout(state, limit).unwrap_or_else(|poison| poison.into_inner());
             let over;
             (state, over) = (waited.0, waited.1.timed_out());
             let Some(absent) = holder.filter(|_| over && state.hosts.absent() == holder) else { continue };
@@ -234,7 +236,8 @@ impl SimEngine {
             }
         }
         state.driver = None;
-        self.turn.notify_all();
+        self.free.notify_all();
+        state.hosts.ring();
         state
     }
 

@@ -1,6 +1,9 @@
 //! The ranks' host threads: exactly one of them runs, and only until it blocks.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Condvar},
+};
 
 use crate::{Asked, queue::Mark};
 
@@ -21,6 +24,8 @@ pub(super) enum Host {
 pub(super) struct Hosts {
     pub(super) by_rank: BTreeMap<u32, Host>,
     pub(super) turn: Option<u32>,
+    /// By rank, of those that ever waited for their turn: to wake all of them for each would cost more than the steps.
+    bells: BTreeMap<u32, Arc<Condvar>>,
 }
 
 impl Hosts {
@@ -33,6 +38,19 @@ impl Hosts {
             Host::Running => false,
         });
         next.map(|(rank, _)| *rank)
+    }
+
+    /// What tells a rank that it has the turn.
+    pub(super) fn bell(&mut self, rank: u32) -> Arc<Condvar> {
+        self.bells.entry(rank).or_default().clone()
+    }
+
+    /// Wakes whoever has the turn. All, if that one's thread has not come: how long it stays away counts for everybody.
+    pub(super) fn ring(&self) {
+        match self.turn.filter(|_| self.absent().is_none()) {
+            Some(rank) => self.bells.get(&rank).into_iter().for_each(|bell| bell.notify_all()),
+            None => self.bells.values().for_each(|bell| bell.notify_all()),
+        }
     }
 
     /// Whoever has the turn and has not taken it up.

@@ -69,6 +69,24 @@ impl Lane {
         self.queue.is_empty() && self.launch.is_none()
     }
 
+    fn look(&self) -> Look {
+        let waits_if = |waits| if waits { Look::Waits } else { Look::Settle };
+        match &self.meet {
+            _ if self.launch.is_some() => Look::Settle,
+            Some(Meet::Parked) => {
+                waits_if(self.stream.upgrade().is_some_and(|stream| stream.at_joint.load(Ordering::Acquire)))
+            }
+            Some(Meet::Here { exchange, member }) if *member == 0 || exchange.is_taken() => Look::MayRun,
+            Some(Meet::Here { .. }) => Look::Waits,
+            None => match self.queue.front() {
+                None => Look::Waits,
+                Some(Item::Wait(mark)) => waits_if(!mark.is_done()),
+                Some(Item::Op(_)) => Look::MayRun,
+                Some(Item::Record(_) | Item::Joint(_) | Item::Launch(_)) => Look::Settle,
+            },
+        }
+    }
+
     /// Takes the next item, which has come to its end or begins.
     pub(super) fn next(&mut self) -> Option<Item> {
         if let Some(past) = self.submitted.pop_front() {
@@ -76,6 +94,16 @@ impl Lane {
         }
         self.queue.pop_front()
     }
+}
+
+/// What there is to do at the head of a stream.
+enum Look {
+    /// Nothing, until something else has run.
+    Waits,
+    /// To run what is there.
+    MayRun,
+    /// What costs no time, or a launch.
+    Settle,
 }
 
 /// Where a stream is in a joint operation.
@@ -121,11 +149,10 @@ impl State {
         loop {
             self.heads.clear();
             let mut moved = false;
-            let mut next = self.streams.first_key_value().map(|(key, _)| *key);
+            let mut next = self.look_on(Bound::Unbounded);
             while let Some(key) = next {
                 moved |= self.settle(key);
-                let above = (Bound::Excluded(key), Bound::Unbounded);
-                next = self.streams.range(above).next().map(|(key, _)| *key);
+                next = self.look_on(Bound::Excluded(key));
             }
             moved |= self.settle_orphans();
             if !moved {
@@ -133,6 +160,20 @@ impl State {
             }
             settled = true;
         }
+    }
+
+    /// The first stream above where there is something to settle; adds to `heads` those on the way there where something may
+    /// run. A step changes few of all ranks' streams, so this is what every step pays for the others.
+    fn look_on(&mut self, above: Bound<Key>) -> Option<Key> {
+        let State { streams, heads, .. } = self;
+        streams.range((above, Bound::Unbounded)).find_map(|(key, lane)| match lane.look() {
+            Look::Waits => None,
+            Look::MayRun => {
+                heads.push(Head { key: *key, node: None });
+                None
+            }
+            Look::Settle => Some(*key),
+        })
     }
 
     /// What may run at `head`, taken out of its queue or its launch if it is an operation.
