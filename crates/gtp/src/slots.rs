@@ -33,7 +33,7 @@ impl SlotPlan {
     /// Gives every buffer a place such that no two that live at the same place share an element.
     ///
     /// Buffers of equal size get as few slots as possible, which is as many as ever live at once; then buffers of all
-    /// sizes are fitted together, largest first, each as low as it goes; the smaller arena of the two is taken. So it
+    /// sizes are fitted together, largest first and in a few more orders; the smaller arena of the two is taken. So it
     /// is never larger than the best plan that keeps sizes apart.
     #[must_use]
     pub fn lay_out(buffers: &[Lifetime]) -> SlotPlan {
@@ -78,13 +78,32 @@ fn by_size(buffers: &[Lifetime]) -> SlotPlan {
     plan
 }
 
-/// Largest first, each in the smallest gap that holds it between those that live at the same time.
+/// Orders that are tried.
+const ORDERS: usize = 16;
+
+/// Largest first; then, while that is larger than what lives at once, with the one that ends highest before all others.
 fn fitted(buffers: &[Lifetime]) -> SlotPlan {
     let mut order: Vec<usize> = (0..buffers.len()).collect();
     order.sort_by_key(|i| (std::cmp::Reverse(padded(buffers[*i].numel)), buffers[*i].from, *i));
+    let (mut plan, smallest) = (fitted_in(&order, buffers), SlotPlan::peak_live(buffers));
+    let mut best = plan.clone();
+    for _ in 1..ORDERS {
+        let ends_highest = |i: &usize| plan.offsets[*i] + padded(buffers[*i].numel) == plan.numel;
+        let Some(highest) = order.iter().position(ends_highest).filter(|_| best.numel > smallest) else { break };
+        order[..=highest].rotate_right(1);
+        plan = fitted_in(&order, buffers);
+        if plan.numel < best.numel {
+            best = plan.clone();
+        }
+    }
+    best
+}
+
+/// Each in the smallest gap that holds it between those before it that live at the same time.
+fn fitted_in(order: &[usize], buffers: &[Lifetime]) -> SlotPlan {
     let mut plan = SlotPlan { offsets: vec![0; buffers.len()], numel: 0 };
     let mut placed: Vec<usize> = Vec::new();
-    for i in order {
+    for &i in order {
         let size = padded(buffers[i].numel);
         let mut taken: Vec<(usize, usize)> = placed
             .iter()
@@ -184,18 +203,31 @@ mod tests {
             let equal: Vec<Lifetime> = buffers.iter().map(|b| Lifetime { numel: ALIGN, ..*b }).collect();
             prop_assert_eq!(SlotPlan::lay_out(&equal).numel, SlotPlan::peak_live(&equal));
         }
+
+        #[test]
+        fn small_chains_take_at_most_a_third_more_than_the_smallest_arena(buffers in buffers(6)) {
+            let (ours, best) = (SlotPlan::lay_out(&buffers).numel, brute_force(&buffers));
+            prop_assert!(ours <= best + best / 3, "{ours} against {best}: {buffers:?}");
+        }
     }
 
-    /// Of the same sets at every run: how far the worst of all sets is off has no bound that is known.
     #[test]
-    fn small_sets_take_little_more_than_the_smallest_arena() {
+    fn of_small_sets_nearly_all_take_the_smallest_arena() {
         let mut runner = TestRunner::deterministic();
         let sets = (0..600).map(|_| buffers(6).new_tree(&mut runner).unwrap().current());
-        let sizes: Vec<[usize; 2]> = sets.map(|set| [SlotPlan::lay_out(&set).numel, brute_force(&set)]).collect();
-        let [ours, best] = [0, 1].map(|which| sizes.iter().map(|pair| pair[which]).sum::<usize>());
-        let smallest = sizes.iter().filter(|[ours, best]| ours == best).count();
-        assert!(100 * ours <= 101 * best, "{ours} against {best}");
-        assert!(100 * smallest >= 99 * sizes.len(), "{smallest}");
+        let smallest = sets.filter(|set| SlotPlan::lay_out(set).numel == brute_force(set)).count();
+        assert!(smallest >= 600 - 1, "{smallest}");
+    }
+
+    /// Largest first alone takes 640 elements for the first and 448 for the second.
+    #[test]
+    fn one_that_ends_highest_is_placed_before_others() {
+        let of = |sets: &[(usize, usize, usize)]| {
+            let buffers: Vec<_> = sets.iter().map(|&(from, to, numel)| Lifetime { from, to, numel }).collect();
+            (SlotPlan::lay_out(&buffers).numel, brute_force(&buffers))
+        };
+        assert_eq!(of(&[(2, 7, 192), (1, 1, 256), (4, 4, 256), (0, 2, 192)]), (448, 448));
+        assert_eq!(of(&[(9, 11, 128), (11, 13, 128), (4, 9, 192), (12, 12, 192)]), (320, 320));
     }
 
     /// The weights of a chain, each gathered one use ahead.

@@ -34,7 +34,7 @@ mod hopper; // products by our kernel for compute capability 9.0
 mod host; // host operations in the order of a stream
 mod kept; // files that are whole or not there
 mod kernels; // sources, and the functions in them
-mod launch;
+mod launch; // kernels with their arguments
 mod leave; // the way out of a process whose card stands
 mod line; // what a stream holds back
 mod measure; // algorithms for products, by their times
