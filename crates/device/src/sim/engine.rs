@@ -134,6 +134,7 @@ impl SimEngine {
         state.hosts.by_rank.extend(ranks.iter().map(|rank| (*rank, Host::Ready)));
         if state.hosts.turn.is_none() {
             state.hosts.pass_turn();
+            state.hosts.ring();
         }
     }
 
@@ -142,6 +143,7 @@ impl SimEngine {
         state.hosts.by_rank.entry(rank).or_insert(Host::Ready);
         if state.hosts.turn.is_none() {
             state.hosts.pass_turn();
+            state.hosts.ring();
         }
         state = self.await_turn(state, rank, machine);
         state.hosts.by_rank.insert(rank, Host::Running);
