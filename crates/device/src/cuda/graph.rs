@@ -145,7 +145,8 @@ impl GraphOnCard {
         let mut points = vec![(launch.end.clone(), end.clone())];
         if let Some((gates, marks)) = &mut gated {
             let mark = |gate: usize| marks[gate].clone().expect("BUG: a record without a mark");
-            let inside = gates.iter().filter_map(|gate| Some((mark(gate.gate as usize), gate.own.clone()?)));
+            // Only records have events of their own: a wait that was dropped has no mark.
+            let inside = gates.iter().filter_map(|gate| gate.own.clone().map(|own| (mark(gate.gate as usize), own)));
             let around = self.around(Way::Record).map(|gate| (mark(gate), end.clone()));
             points.extend(inside.chain(around));
             // It is bound to what it waits for, and of its records it has no need: whoever has, holds them.
