@@ -397,6 +397,21 @@ impl Card {
         Ok(RawStream(stream))
     }
 
+    /// Destroys `stream`, which nobody uses any more. The driver goes on with what is queued in it, marks and waits.
+    pub(super) fn end_stream(&self, stream: RawStream) {
+        if self.bind().is_err() {
+            return;
+        }
+        if let Some(Some(cudnn)) = self.cudnn.get() {
+            // SAFETY: the stream lives, of the card whose context is current.
+            let is_empty = unsafe { sys::cuStreamQuery(stream.0) } == sys::CUresult::CUDA_SUCCESS;
+            if is_empty { cudnn.leave(stream, self.side) } else { cudnn.abandon(stream) }
+        }
+        let _waits = self.beginnings.may_wait();
+        // SAFETY: made by `new_stream_with`, destroyed once.
+        let _ = unsafe { sys::cuStreamDestroy_v2(stream.0) };
+    }
+
     fn new_event(&self) -> Result<RawEvent, CudaError> {
         let mut event = ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -510,11 +525,7 @@ impl SideStream {
 
 impl Drop for SideStream {
     fn drop(&mut self) {
-        if self.card.bind().is_ok() {
-            let _waits = self.card.beginnings.may_wait();
-            // SAFETY: made in `new`, destroyed once.
-            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw.0) };
-        }
+        self.card.end_stream(self.raw);
     }
 }
 

@@ -15,8 +15,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cudarc::driver::sys;
-
 use super::{
     CudaError,
     card::{Card, RawStream, lock},
@@ -277,11 +275,7 @@ impl Clique {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        if self.card.bind().is_ok() {
-            let _waits = self.card.beginnings.may_wait();
-            // SAFETY: made with the seat, destroyed once.
-            let _ = unsafe { sys::cuStreamDestroy_v2(self.stream.0) };
-        }
+        self.card.end_stream(self.stream);
     }
 }
 

@@ -6,6 +6,7 @@ mod calls; // functions of the library
 mod card_tests; // which attention it computes
 mod descriptor; // what the library is told
 mod graph; // operations, and how they run as one
+mod handles; // one for each stream
 
 use std::{
     collections::HashMap,
@@ -17,9 +18,10 @@ use cudarc::cudnn::sys::{cudnnBackendAttributeName_t as Name, cudnnBackendDescri
 
 pub use self::calls::find_cudnn;
 use self::{
-    calls::{Calls, RawHandle},
+    calls::Calls,
     descriptor::{Address, Descriptor},
     graph::GraphPlan,
+    handles::{Handle, Handles},
 };
 use super::{
     CudaError,
@@ -31,16 +33,12 @@ use super::{
 /// The library, opened for one card.
 pub(super) struct Cudnn {
     calls: Arc<Calls>,
-    handle: Mutex<Handle>,
+    handles: Handles,
+    /// Makes plans, and has no stream.
+    planner: Mutex<Handle>,
     /// None: the library has no plan for it.
     plans: Mutex<HashMap<FusedShape, Option<Arc<FusedPlan>>>>,
 }
-
-/// Whoever uses it says in which stream.
-struct Handle(RawHandle);
-
-// SAFETY: a name that the library gives out; it takes it from any thread, one at a time.
-unsafe impl Send for Handle {}
 
 /// How attention of one shape is computed.
 pub(super) struct FusedPlan {
@@ -58,10 +56,9 @@ impl Cudnn {
     /// The card's context is current.
     pub(super) fn open() -> Result<Cudnn, CudaError> {
         let calls = Calls::open()?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: writes one handle.
-        calls.check("cudnnCreate", unsafe { (calls.create)(&mut handle) })?;
-        Ok(Cudnn { calls, handle: Mutex::new(Handle(handle)), plans: Mutex::default() })
+        let handles = Handles::new(calls.clone());
+        let planner = Mutex::new(handles.make()?);
+        Ok(Cudnn { calls, handles, planner, plans: Mutex::default() })
     }
 
     /// The plan for `shape`; none where the library has none, or one that works in too much. The card's context is
@@ -85,7 +82,7 @@ impl Cudnn {
 
     fn choose(&self, card: &Card, shape: &FusedShape) -> Result<Option<FusedPlan>, CudaError> {
         let graph = attention::graph(&self.calls, shape)?;
-        let plan = card.making(|| graph.plan(lock(&self.handle).0))?;
+        let plan = card.making(|| graph.plan(lock(&self.planner).0))?;
         Ok(plan.map(|graph| {
             let [dq_sums, row_sums] = shape.sums();
             let (parts, scratch) = in_a_row([dq_sums, row_sums, graph.workspace]);
@@ -93,10 +90,16 @@ impl Cudnn {
         }))
     }
 
-    /// Queues `fused` in `stream`, which may be one that captures. The context is current, the workspace is as large as
-    /// the plan says and used by nothing that may run at the same time.
+    /// What `stream` needs before it captures what is run in it. The context is current.
+    pub(super) fn prepare(&self, card: &Card, stream: RawStream) -> Result<(), CudaError> {
+        self.handles.of(stream, |make| card.making(make)).map(drop)
+    }
+
+    /// Queues `fused` in `stream`, which may be one that captures, if it was prepared. The context is current, the
+    /// workspace is as large as the plan says and used by nothing that may run at the same time.
     pub(super) fn run(
         &self,
+        card: &Card,
         fused: &Fused,
         plan: &FusedPlan,
         stream: RawStream,
@@ -122,20 +125,29 @@ impl Cudnn {
             .set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, &ports.iter().map(address).collect::<Vec<_>>())?
             .set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[Address(own as *mut _)])?
             .finalize()?;
-        let handle = lock(&self.handle);
-        // SAFETY: nobody else uses the handle meanwhile; the stream is of the card whose context is current.
-        self.calls.check("cudnnSetStream", unsafe { (self.calls.set_stream)(handle.0, stream.0.cast()) })?;
-        // SAFETY: the plan describes the tensors at these addresses (`Fused`), which whoever submitted the operation
+        let handle = self.handles.of(stream, |make| card.making(make))?;
+        let handle = lock(&handle);
+        // SAFETY: nobody else uses the handle meanwhile; its stream is of the card whose context is current; the plan describes the tensors at these addresses (`Fused`), which whoever submitted the operation
         // keeps until the stream has passed it; values on the host are read before the call returns.
         let code = unsafe { (self.calls.execute)(handle.0, plan.graph.plan.raw(), pack.raw()) };
         self.calls.check("cudnnBackendExecute", code)
     }
 
-    /// Gives the handle and the plans back. The card's context is current.
+    /// `stream` is about to go, with nothing on its way in it; in `aside` nothing is ever held up. The context is current.
+    pub(super) fn leave(&self, stream: RawStream, aside: RawStream) {
+        self.handles.leave(stream, aside);
+    }
+
+    /// `stream` is about to go, and may never come to its end.
+    pub(super) fn abandon(&self, stream: RawStream) {
+        self.handles.abandon(stream);
+    }
+
+    /// Gives handles and plans back. The card's context is current, nothing is on its way, and nobody comes again.
     pub(super) fn close(&self) {
         lock(&self.plans).clear();
-        // SAFETY: made in `open`; the card that owns this calls it once, when nothing is on its way.
-        let _ = unsafe { (self.calls.destroy)(lock(&self.handle).0) };
+        self.handles.close();
+        self.handles.end(Handle(lock(&self.planner).0));
     }
 }
 

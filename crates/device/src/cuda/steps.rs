@@ -154,7 +154,7 @@ impl Launchable {
             }
             Launchable::Fused(fused, plan) => {
                 let cudnn = card.cudnn().expect("BUG: a plan without the library");
-                cudnn.run(fused, plan, stream, workspace)
+                cudnn.run(card, fused, plan, stream, workspace)
             }
         }
     }
@@ -171,6 +171,9 @@ impl Launchable {
     ) -> Result<sys::CUgraphNode, CudaError> {
         if let Launchable::Call(call) = self {
             return launch::add_node(card, at, call, post, operation, workspace);
+        }
+        if let Launchable::Fused(..) = self {
+            card.cudnn().expect("BUG: a plan without the library").prepare(card, at.side)?;
         }
         let child = Captured::new(card, at.side, || self.launch(card, at.side, post, operation, workspace))?;
         child.replace_memsets(card, at, post, operation)?;

@@ -326,10 +326,6 @@ impl Drop for StreamOnCard {
             std::mem::forget((sent, workspaces, self.post.clone()));
             return;
         }
-        if self.card.bind().is_ok() {
-            let _waits = self.card.beginnings.may_wait();
-            // SAFETY: made in `new`, destroyed once; the driver goes on with what is queued in it, marks and waits.
-            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw.0) };
-        }
+        self.card.end_stream(self.raw);
     }
 }

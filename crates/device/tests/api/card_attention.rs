@@ -10,6 +10,7 @@ use super::{
     capture_graphs::executable,
     card_bench::{Bench, LIES, Lie, Tensor, Want, close_with, noise, values},
     drivers::{card_turn, cuda_with},
+    work::held,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -292,4 +293,31 @@ fn attention_in_a_graph_has_the_bits_of_its_eager_twin() {
             assert!(eager.results(b) == replayed, "{case:?} by {attentions:?}");
         });
     }
+}
+
+#[test]
+fn attention_of_one_stream_waits_for_no_other_and_for_none_that_is_gone() {
+    let [case, _] = large();
+    on_card(options(BY_CUDNN, true), |b| {
+        let tensors = case.tensors(b);
+        let run = |b: &Bench, tensors: &Tensors| {
+            tensors.launch(b);
+            tensors.results(b)
+        };
+        let want = run(b, &tensors);
+        for turn in 0..3 {
+            let other = Bench { stream: b.device.stream("other").unwrap(), device: b.device.clone(), side: b.side };
+            let behind = case.tensors(&other);
+            let (op, _begun, go) = held(Vec::new());
+            other.stream.launch(op).unwrap();
+            behind.launch(&other);
+            assert!(run(b, &tensors) == want, "turn {turn}");
+            go.send(()).unwrap();
+            assert!(behind.results(&other) == want, "turn {turn}, what was held up");
+            // Then the other stream goes, and whatever comes to its place is another one.
+        }
+        let exec = executable(&b.stream, || tensors.launch(b));
+        b.stream.launch_graph(&exec).unwrap();
+        assert!(tensors.results(b) == want, "captured");
+    });
 }

@@ -74,6 +74,52 @@ impl Calls {
         Ok(Arc::new(calls))
     }
 
+    /// What makes, tells and ends handles, and nothing else.
+    #[cfg(test)]
+    pub(super) fn of(
+        create: unsafe extern "C" fn(*mut RawHandle) -> u32,
+        destroy: unsafe extern "C" fn(RawHandle) -> u32,
+        set_stream: unsafe extern "C" fn(RawHandle, *mut c_void) -> u32,
+    ) -> Calls {
+        const REFUSED: u32 = 1;
+        unsafe extern "C" fn no_descriptor(_: u32, _: *mut RawDescriptor) -> u32 {
+            REFUSED
+        }
+        unsafe extern "C" fn no_end(_: RawDescriptor) -> u32 {
+            REFUSED
+        }
+        unsafe extern "C" fn no_set(_: RawDescriptor, _: u32, _: u32, _: i64, _: *const c_void) -> u32 {
+            REFUSED
+        }
+        unsafe extern "C" fn no_get(_: RawDescriptor, _: u32, _: u32, _: i64, _: *mut i64, _: *mut c_void) -> u32 {
+            REFUSED
+        }
+        unsafe extern "C" fn no_run(_: RawHandle, _: RawDescriptor, _: RawDescriptor) -> u32 {
+            REFUSED
+        }
+        unsafe extern "C" fn no_name(_: u32) -> *const c_char {
+            std::ptr::null()
+        }
+        unsafe extern "C" fn no_error(_: *mut c_char, _: usize) {}
+        unsafe extern "C" fn no_version() -> usize {
+            0
+        }
+        Calls {
+            create,
+            destroy,
+            set_stream,
+            create_descriptor: no_descriptor,
+            destroy_descriptor: no_end,
+            set_attribute: no_set,
+            get_attribute: no_get,
+            finalize: no_end,
+            execute: no_run,
+            error_name: no_name,
+            last_error: no_error,
+            version: no_version,
+        }
+    }
+
     fn version(&self) -> i32 {
         // SAFETY: takes nothing and gives a number.
         unsafe { (self.version)() as i32 }

@@ -194,25 +194,23 @@ __device__ inline void load_queries(const Queries& to, const Given& g, const Sha
     load(to.q, g.q, s, b, h, from, side);
     load(to.d_o, g.d_o, s, b, h, from, side);
     __syncthreads();
-    // Four threads for a row, with four sums each: an error of this sum is one of all the row's gradients.
-    u32 r = threadIdx.x / 4;
-    float sums[4] = {};
-    if (r < side && from + r < s.t) {
-        for (u32 first = threadIdx.x % 4; first < s.d; first += 16) {
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                u32 c = first + 4 * i;
-                if (c >= s.d) continue;
-                u64 at = spot(g.o, (u64)b * s.t + from + r, (u64)h * s.d + c);
-                sums[i] = fmaf(to.d_o[r * (s.d + 1) + c], get(g.o, at), sums[i]);
-            }
+    // Four threads for a row, each with every fourth part. They are added as `scores` adds its own, for the gradient of a
+    // score is a difference of the two: where there is one key, it must be nothing.
+    u32 r = threadIdx.x / 4, lane = threadIdx.x % 4, first = threadIdx.x % 32 / 4 * 4;
+    bool is_there = r < side && from + r < s.t;
+    float delta = 0.0f;
+    for (u32 four = 0; four < s.d; four += 4 * PART) {
+        float part = 0.0f;
+        u32 start = four + lane * PART, end = start + PART < s.d ? start + PART : s.d;
+        for (u32 c = start; is_there && c < end; c++) {
+            u64 at = spot(g.o, (u64)b * s.t + from + r, (u64)h * s.d + c);
+            part = fmaf(to.d_o[r * (s.d + 1) + c], get(g.o, at), part);
         }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) delta += __shfl_sync(0xFFFFFFFFu, part, first + i);
     }
-    float part = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    part += __shfl_xor_sync(0xFFFFFFFFu, part, 1);
-    part += __shfl_xor_sync(0xFFFFFFFFu, part, 2);
-    if (r < side && threadIdx.x % 4 == 0) {
-        to.delta[r] = part;
+    if (r < side && lane == 0) {
+        to.delta[r] = delta;
         to.lse[r] = from + r < s.t ? get(g.lse, ((u64)b * s.heads + h) * s.t + from + r) : 0.0f;
     }
 }

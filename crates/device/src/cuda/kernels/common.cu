@@ -159,6 +159,16 @@ __device__ inline float run_sum(const Run& run) {
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
+// As a part of a sum in f64. Of f32 its own additions are, too: else they would be the sum's whole error.
+template <bool EXACT> __device__ inline double run_part(const Run& run) {
+    const float(&x)[RUN] = run.at;
+    if constexpr (EXACT) {
+        return (((double)x[0] + x[1]) + ((double)x[2] + x[3])) + (((double)x[4] + x[5]) + ((double)x[6] + x[7]));
+    } else {
+        return (double)run_sum(run);
+    }
+}
+
 __device__ inline u32 run_length(u64 cols, u64 c) { return cols - c < RUN ? (u32)(cols - c) : RUN; }
 
 // Runs of a tensor in one piece.

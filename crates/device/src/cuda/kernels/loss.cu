@@ -28,7 +28,32 @@ __device__ inline float power_of_two(float x) {
 // Exponents are of two, so that one multiply-add makes them, rounded once.
 #define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453
-__device__ inline float power(float x, float base) { return power_of_two(fmaf(x, LOG2_E, -base)); }
+// What LOG2_E is rounded by.
+#define LOG2_E_REST 1.9259630e-8f
+
+// The same to half a unit in the last place, of most x. What the card's own instruction is off by is off one way, and
+// sums of many would have all of it.
+__device__ inline float exact_power_of_two(float whole, float rest) {
+    if (whole < -125.0f) return 0.0f;
+    float sum = 1.5252734e-5f;
+    sum = fmaf(sum, rest, 1.5403530e-4f);
+    sum = fmaf(sum, rest, 1.3333558e-3f);
+    sum = fmaf(sum, rest, 9.6181291e-3f);
+    sum = fmaf(sum, rest, 5.5504109e-2f);
+    sum = fmaf(sum, rest, 2.4022651e-1f);
+    sum = fmaf(sum, rest, 6.9314718e-1f);
+    return fmaf(sum, rest, 1.0f) * __uint_as_float((u32)((int)whole + 127) << 23);
+}
+
+template <bool HALF> __device__ inline float power(float x, float base) {
+    float exponent = fmaf(x, LOG2_E, -base);
+    if (HALF) return power_of_two(exponent);
+    float whole = rintf(exponent);
+    return exact_power_of_two(whole, fmaf(x, LOG2_E_REST, exponent - whole));
+}
+template <bool HALF> __device__ inline double exponent_of(float x) {
+    return (double)x * (HALF ? (double)LOG2_E : (double)LOG2_E + (double)LOG2_E_REST);
+}
 
 // Eight neighbours as they lie in memory.
 template <bool HALF> struct Words {
@@ -109,7 +134,12 @@ struct Tally {
 #define NO_BASE -3e38f
 __device__ inline Tally nothing() { return {LOWEST, NO_BASE, 0.0}; }
 
-__device__ inline void count(Tally& t, const Run& v) {
+// What a sum becomes when its base does.
+template <bool HALF> __device__ inline double shrinkage(float from, float to) {
+    return HALF ? (double)power_of_two(from - to) : exp2((double)from - (double)to);
+}
+
+template <bool HALF> __device__ inline void count(Tally& t, const Run& v) {
     float pair[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) pair[i] = greater(v.at[2 * i], v.at[2 * i + 1]);
@@ -117,36 +147,36 @@ __device__ inline void count(Tally& t, const Run& v) {
     t.most = greater(t.most, top);
     // NaN gets in here, and stays.
     if (!(high <= t.base + STRIDE)) {
-        t.sum *= power_of_two(t.base - high);
+        t.sum *= shrinkage<HALF>(t.base, high);
         t.base = high;
     }
     float e[RUN];
 #pragma unroll
-    for (int i = 0; i < RUN; i++) e[i] = power(v.at[i], t.base);
+    for (int i = 0; i < RUN; i++) e[i] = power<HALF>(v.at[i], t.base);
     // Neighbours first: eight terms with the error of three.
     t.sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
 }
 
 // Of all lanes of a warp, in every lane.
-template <bool MOST> __device__ inline Tally of_warp(Tally own) {
+template <bool HALF, bool MOST> __device__ inline Tally of_warp(Tally own) {
     float base = own.base;
     for (int step = 16; step > 0; step /= 2) {
         base = greater(base, __shfl_xor_sync(0xFFFFFFFFu, base, step));
         if (MOST) own.most = greater(own.most, __shfl_xor_sync(0xFFFFFFFFu, own.most, step));
     }
-    own.sum *= power_of_two(own.base - base);
+    own.sum *= shrinkage<HALF>(own.base, base);
     for (int step = 16; step > 0; step /= 2) own.sum += __shfl_xor_sync(0xFFFFFFFFu, own.sum, step);
     return {own.most, base, own.sum};
 }
 
 // Of all threads of a block, in every thread. `turn` is another one than the last time's, of 0 and 1: threads may still
 // read what the last time left.
-template <bool MOST> __device__ inline Tally together(const Tally& own, u32 turn) {
+template <bool HALF, bool MOST> __device__ inline Tally together(const Tally& own, u32 turn) {
     __shared__ Tally warps[2][LOSS_THREADS / 32];
-    Tally all = of_warp<MOST>(own);
+    Tally all = of_warp<HALF, MOST>(own);
     if (threadIdx.x % 32 == 0) warps[turn][threadIdx.x / 32] = all;
     __syncthreads();
-    return of_warp<MOST>(threadIdx.x % 32 < blockDim.x / 32 ? warps[turn][threadIdx.x % 32] : nothing());
+    return of_warp<HALF, MOST>(threadIdx.x % 32 < blockDim.x / 32 ? warps[turn][threadIdx.x % 32] : nothing());
 }
 
 // What the gradient of a row is made from. A row that does not count has no target and a gradient of 0.
@@ -156,11 +186,13 @@ struct Slope {
     bool counts;
 };
 
-__device__ inline float away_from_target(float x, const Slope& s) { return s.share * power(x, s.base); }
+template <bool HALF> __device__ inline float away_from_target(float x, const Slope& s) {
+    return s.share * power<HALF>(x, s.base);
+}
 
-__device__ inline void to_gradient(Run& v, u32 k, const Slope& s) {
+template <bool HALF> __device__ inline void to_gradient(Run& v, u32 k, const Slope& s) {
 #pragma unroll
-    for (int i = 0; i < RUN; i++) v.at[i] = s.counts ? away_from_target(v.at[i], s) : 0.0f;
+    for (int i = 0; i < RUN; i++) v.at[i] = s.counts ? away_from_target<HALF>(v.at[i], s) : 0.0f;
     u32 at = place_in(k, s.target);
     if (at >= RUN) return;
 #pragma unroll
@@ -179,8 +211,8 @@ __device__ inline bool counts(const Mat& losses, u64 size, u64 row, int target, 
     return false;
 }
 
-__device__ inline float loss_of(const Tally& all, float logit) {
-    return (float)(((double)all.base - (double)logit * (double)LOG2_E) * LN_2 + log(all.sum));
+template <bool HALF> __device__ inline float loss_of(const Tally& all, float logit) {
+    return (float)(((double)all.base - exponent_of<HALF>(logit)) * LN_2 + log(all.sum));
 }
 
 __device__ inline Slope slope_of(const Tally& all, float scale, int id) {
@@ -211,7 +243,7 @@ template <bool HALF, typename F> __device__ inline void each_run(const Mat& in, 
 template <bool HALF> __device__ inline void put_gradient(const Mat& d, const Mat& in, u64 row, const Slope& s) {
     bool wide = is_wide(d);
     each_run<HALF>(in, row, [&](u32 k, Run v) {
-        to_gradient(v, k, s);
+        to_gradient<HALF>(v, k, s);
         u32 n = run_at(d, k);
         if (wide && n == RUN) put_words(d, row, k, packed<HALF>(v));
         else put_run(d, spot(d, row, (u64)k * RUN), n, false, v);
@@ -220,8 +252,8 @@ template <bool HALF> __device__ inline void put_gradient(const Mat& d, const Mat
 
 template <bool HALF, bool MOST> __device__ inline Tally tally(const Mat& in, u64 row, u32 turn) {
     Tally own = nothing();
-    each_run<HALF>(in, row, [&](u32, const Run& v) { count(own, v); });
-    return together<MOST>(own, turn);
+    each_run<HALF>(in, row, [&](u32, const Run& v) { count<HALF>(own, v); });
+    return together<HALF, MOST>(own, turn);
 }
 
 template <bool HALF>
@@ -235,7 +267,7 @@ __device__ inline void two_reads(const Mat& d, const Mat& targets, const Mat& lo
             // A barrier behind the logit: its place may be where the gradient goes.
             Tally all = tally<HALF, false>(in, row, turn ^= 1);
             s = slope_of(all, scale, id);
-            if (threadIdx.x == 0) put(losses, row, loss_of(all, logit));
+            if (threadIdx.x == 0) put(losses, row, loss_of<HALF>(all, logit));
         }
         put_gradient<HALF>(d, in, row, s);
     }
@@ -312,19 +344,19 @@ __device__ inline void one_read(const Mat& d, const Mat& targets, const Mat& los
             if (p == 3) arrived<0>();
             if (!s.counts) continue;
             u32 end = (p + 1) * part < whole ? (p + 1) * part : whole;
-            for (u32 k = p * part + threadIdx.x; k < end; k += blockDim.x) count(own, run(k));
+            for (u32 k = p * part + threadIdx.x; k < end; k += blockDim.x) count<HALF>(own, run(k));
         }
         bool has_target = false;
         float at_target = 0.0f;
         if (s.counts) {
-            if (has_rest) count(own, run_of_rest());
-            Tally all = together<false>(own, turn ^= 1);
+            if (has_rest) count<HALF>(own, run_of_rest());
+            Tally all = together<HALF, false>(own, turn ^= 1);
             s = slope_of(all, scale, id);
             has_target = s.target / RUN % blockDim.x == threadIdx.x;
             if (has_target) {
                 float logit = pick(run(s.target / RUN), s.target % RUN);
-                put(losses, row, loss_of(all, logit));
-                at_target = away_from_target(logit, s) - scale;
+                put(losses, row, loss_of<HALF>(all, logit));
+                at_target = away_from_target<HALF>(logit, s) - scale;
             }
         }
         u64 to = row_of(d, row), from_next = row_of(in, next);
@@ -335,7 +367,7 @@ __device__ inline void one_read(const Mat& d, const Mat& targets, const Mat& los
                 if (s.counts) {
                     v = run(k);
 #pragma unroll
-                    for (int i = 0; i < RUN; i++) v.at[i] = away_from_target(v.at[i], s);
+                    for (int i = 0; i < RUN; i++) v.at[i] = away_from_target<HALF>(v.at[i], s);
                 }
                 Words<HALF> words = packed<HALF>(v);
 #pragma unroll
@@ -344,7 +376,7 @@ __device__ inline void one_read(const Mat& d, const Mat& targets, const Mat& los
             }
             if (has_rest && from + part == PARTS * part) {
                 Run v = run_of_rest();
-                to_gradient(v, whole, {s.base, s.share, scale, 0xFFFFFFFFu, s.counts});
+                to_gradient<HALF>(v, whole, {s.base, s.share, scale, 0xFFFFFFFFu, s.counts});
                 put_run(d, spot(d, row, (u64)whole * RUN), rest, false, v);
                 if (more) fetch_rest(from_next);
             }

@@ -14,14 +14,14 @@ struct Norm {
 };
 
 // Squares of distances from the mean.
-__device__ inline float square_sum(const Run& v, float shift, u32 n) {
+template <bool EXACT> __device__ inline double square_sum(const Run& v, float shift, u32 n) {
     Run squares;
 #pragma unroll
     for (u32 i = 0; i < RUN; i++) {
         float away = v.at[i] - shift;
         squares.at[i] = i < n ? away * away : 0.0f;
     }
-    return run_sum(squares);
+    return run_part<EXACT>(squares);
 }
 
 // From the squares of distances from `shift`, which is the mean rounded.
@@ -71,14 +71,14 @@ template <int KIND, int N, bool CENTRED> __device__ inline void forward(const No
         double total[1] = {0.0}, squares[1] = {0.0};
         if (CENTRED) {
 #pragma unroll
-            for (int j = 0; j < N; j++) total[0] += (double)run_sum(v[j]);
+            for (int j = 0; j < N; j++) total[0] += run_part<KIND == 0>(v[j]);
             team_sum(team, total);
         }
         double mean = total[0] / (double)n.x.cols;
         float shift = (float)mean;
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            squares[0] += (double)square_sum(v[j], shift, TEAM_RUN(j, team) < (u32)n.x.cols ? RUN : 0);
+            squares[0] += square_sum<KIND == 0>(v[j], shift, TEAM_RUN(j, team) < (u32)n.x.cols ? RUN : 0);
         }
         team_sum(team, squares);
         float scale = scale_of(squares[0], mean, shift, n.x.cols, n.eps);
@@ -97,7 +97,7 @@ template <bool CENTRED> __device__ inline void forward_any(const Norm& n) {
     Team team = team_of(n.x.cols);
     u64 rows = n.x.rows, cols = n.x.cols, step = (u64)gridDim.x * team.count;
     bool wide_x = is_wide(n.x), wide_r = is_wide(n.r), wide_sum = is_wide(n.sum), wide_y = is_wide(n.y);
-    bool wide_w = is_wide(n.weight), wide_b = is_wide(n.bias);
+    bool wide_w = is_wide(n.weight), wide_b = is_wide(n.bias), exact = n.x.kind == 0;
     TEAM_ROWS(row, (u64)blockIdx.x * team.count, rows, step, team) {
         // x, or its sum with the residual before it is rounded.
         auto input = [&](u64 c, u32 count) {
@@ -114,7 +114,7 @@ template <bool CENTRED> __device__ inline void forward_any(const Norm& n) {
                 u32 count = run_length(cols, c);
                 Run v = input(c, count);
                 if (n.residual) put_run(n.sum, spot(n.sum, row, c), count, wide_sum, v);
-                total[0] += (double)run_sum(v);
+                total[0] += exact ? run_part<true>(v) : run_part<false>(v);
             }
         }
         if (CENTRED) team_sum(team, total);
@@ -123,7 +123,8 @@ template <bool CENTRED> __device__ inline void forward_any(const Norm& n) {
         if (is_there) {
             TEAM_RUNS(c, cols, team) {
                 u32 count = run_length(cols, c);
-                squares[0] += (double)square_sum(input(c, count), shift, count);
+                Run v = input(c, count);
+                squares[0] += exact ? square_sum<true>(v, shift, count) : square_sum<false>(v, shift, count);
             }
         }
         team_sum(team, squares);

@@ -20,7 +20,7 @@ struct Means {
 };
 
 // Adds a run's part of the sums behind them.
-template <bool CENTRED>
+template <bool CENTRED, bool EXACT>
 __device__ inline void add_means(double (&sums)[2], const Run& d, const Run& x, const Run& w, float m, float r) {
     Run g, h;
 #pragma unroll
@@ -28,8 +28,8 @@ __device__ inline void add_means(double (&sums)[2], const Run& d, const Run& x, 
         g.at[i] = d.at[i] * w.at[i];
         h.at[i] = g.at[i] * hat<CENTRED>(x.at[i], m, r);
     }
-    if (CENTRED) sums[0] += (double)run_sum(g);
-    sums[1] += (double)run_sum(h);
+    if (CENTRED) sums[0] += run_part<EXACT>(g);
+    sums[1] += run_part<EXACT>(h);
 }
 
 // dx without what reaches it past the norm, over r.
@@ -86,11 +86,67 @@ template <int KIND, int N> struct Stage {
     }
 };
 
+// A run of sums over rows: of f32 in f64, or these additions would be all of the result's error.
+template <bool EXACT> struct Sums {
+    float at[RUN];
+    __device__ void add(int i, float d, float h) { at[i] = fmaf(d, h, at[i]); }
+    __device__ void add(int i, float d) { at[i] += d; }
+};
+template <> struct Sums<true> {
+    double at[RUN];
+    __device__ void add(int i, float d, float h) { at[i] = fma((double)d, (double)h, at[i]); }
+    __device__ void add(int i, float d) { at[i] += (double)d; }
+};
+__device__ inline Run run_of(const Sums<false>& sums) {
+    Run run;
+#pragma unroll
+    for (int i = 0; i < RUN; i++) run.at[i] = sums.at[i];
+    return run;
+}
+// Of all teams, pairwise.
+__device__ inline float teams_sum(const Sums<false>& teams) { return run_sum(run_of(teams)); }
+__device__ inline float teams_sum(const Sums<true>& teams) {
+    const double(&x)[RUN] = teams.at;
+    return (float)(((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])));
+}
+
+// The teams' sums of a stretch, added in f64, into row `row` of each matrix of sums, one matrix after the other: where
+// rows were staged, of two matrices at least.
+template <int N, int PLANES>
+__device__ inline void put_sums(
+    const Mat (&sums)[PLANES], u64 row, const Team& team, bool has_last, const Sums<true> (&own)[PLANES][N]
+) {
+    static_assert(2 * Stage<0, N>::COUNT * Stage<0, N>::MATRIX >= N * THREADS * RUN * 8, "a matrix of sums needs more room");
+    double* teams = (double*)staged;
+    u32 cols = (u32)sums[0].cols;
+#pragma unroll
+    for (int p = 0; p < PLANES; p++) {
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            if (j == N - 1 && !has_last) continue;
+#pragma unroll
+            for (int i = 0; i < RUN; i++) teams[team.index * cols + TEAM_RUN(j, team) + i] = own[p][j].at[i];
+        }
+        __syncthreads();
+        float* to = (float*)sums[p].address + row * sums[p].pitch;
+        for (u32 c = threadIdx.x; c < cols; c += THREADS) {
+            Sums<true> each = {};
+#pragma unroll
+            for (u32 t = 0; t < WARPS; t++) {
+                if (t < team.count) each.at[t] = teams[t * cols + c];
+            }
+            to[c] = teams_sum(each);
+        }
+    }
+    __syncthreads();
+}
+
 // The teams' sums of a stretch, pairwise, into row `row` of each matrix of sums: where rows were staged, of two
 // matrices at least.
 template <int KIND, int N, int PLANES>
 __device__ inline void put_sums(
-    const Mat (&sums)[PLANES], u64 row, const Team& team, bool has_last, const Run (&own)[PLANES][N]
+    const Mat (&sums)[PLANES], u64 row, const Team& team, bool has_last, const Sums<false> (&own)[PLANES][N]
 ) {
     constexpr u32 STAGED = 2 * Stage<KIND, N>::COUNT * Stage<KIND, N>::MATRIX;
     static_assert(STAGED >= PLANES * N * THREADS * RUN * 4, "sums need more room than the rows of two matrices");
@@ -102,7 +158,7 @@ __device__ inline void put_sums(
 #pragma unroll
         for (int j = 0; j < N; j++) {
             u32 at = p * plane + team.index * cols + TEAM_RUN(j, team);
-            if (j < N - 1 || has_last) put_wide<0>({(u64)teams, 1, cols, cols, 0}, at, own[p][j]);
+            if (j < N - 1 || has_last) put_wide<0>({(u64)teams, 1, cols, cols, 0}, at, run_of(own[p][j]));
         }
     }
     __syncthreads();
@@ -159,7 +215,7 @@ template <int KIND, int N, bool CENTRED> __device__ inline void backward(const S
         };
         fetch_moments(from + team.index);
         load(w, s.weight, 0, team);
-        Run own[CENTRED ? 2 : 1][N] = {};
+        Sums<KIND == 0> own[CENTRED ? 2 : 1][N] = {};
         TEAM_ROWS(row, from, to, team.count, team) {
             keep_closed(w);
             bool is_there = row < to;
@@ -171,11 +227,11 @@ template <int KIND, int N, bool CENTRED> __device__ inline void backward(const S
 #pragma unroll
                 for (int j = 0; j < N; j++) {
                     Run d = stage.run(0, j), x = stage.run(1, j);
-                    add_means<CENTRED>(sums, d, x, opened(w.run[j]), m, r);
+                    add_means<CENTRED, KIND == 0>(sums, d, x, opened(w.run[j]), m, r);
 #pragma unroll
                     for (int i = 0; i < RUN; i++) {
-                        own[0][j].at[i] = fmaf(d.at[i], hat<CENTRED>(x.at[i], m, r), own[0][j].at[i]);
-                        if constexpr (CENTRED) own[1][j].at[i] += d.at[i];
+                        own[0][j].add(i, d.at[i], hat<CENTRED>(x.at[i], m, r));
+                        if constexpr (CENTRED) own[1][j].add(i, d.at[i]);
                     }
                 }
             }
@@ -204,12 +260,14 @@ template <int KIND, int N, bool CENTRED> __device__ inline void backward(const S
             stage.at = stage.at + size < end_at ? stage.at + size : begin_at;
         }
         if (!s.dweight.rows) continue;
-        if constexpr (CENTRED) put_sums<KIND, N, 2>({s.dweight, s.dbias}, at, team, has_last, own);
+        if constexpr (CENTRED && KIND == 0) put_sums<N, 2>({s.dweight, s.dbias}, at, team, has_last, own);
+        else if constexpr (CENTRED) put_sums<KIND, N, 2>({s.dweight, s.dbias}, at, team, has_last, own);
+        else if constexpr (KIND == 0) put_sums<N, 1>({s.dweight}, at, team, has_last, own);
         else put_sums<KIND, N, 1>({s.dweight}, at, team, has_last, own);
     }
 }
 
-template <bool CENTRED> __device__ inline void backward_any(const Slope& s) {
+template <bool CENTRED, bool EXACT> __device__ inline void backward_any(const Slope& s) {
     Team team = team_of(s.x.cols);
     u64 rows = s.x.rows, cols = s.x.cols, stretches = (rows + s.step - 1) / s.step;
     bool wide_d = is_wide(s.dy), wide_x = is_wide(s.x), wide_w = is_wide(s.weight);
@@ -218,21 +276,18 @@ template <bool CENTRED> __device__ inline void backward_any(const Slope& s) {
     for (u64 at = blockIdx.x; at < stretches; at += gridDim.x) {
         u64 from = at * s.step, to = from + s.step < rows ? from + s.step : rows;
         for (u64 c = threadIdx.x; s.dweight.rows && c < cols; c += THREADS) {
-            Run scaled = {}, plain = {};
+            Sums<EXACT> scaled = {}, plain = {};
 #pragma unroll
             for (u32 t = 0; t < WARPS; t++) {
                 if (t >= team.count) continue;
-                float own_scaled = 0.0f, own_plain = 0.0f;
                 for (u64 row = from + t; row < to; row += team.count) {
                     float d = get(s.dy, spot(s.dy, row, c)), x = get(s.x, spot(s.x, row, c));
-                    own_scaled = fmaf(d, hat<CENTRED>(x, mean(row), get(s.rstd, row)), own_scaled);
-                    own_plain += d;
+                    scaled.add(t, d, hat<CENTRED>(x, mean(row), get(s.rstd, row)));
+                    plain.add(t, d);
                 }
-                scaled.at[t] = own_scaled;
-                plain.at[t] = own_plain;
             }
-            put(s.dweight, spot(s.dweight, at, c), run_sum(scaled));
-            if (CENTRED) put(s.dbias, spot(s.dbias, at, c), run_sum(plain));
+            put(s.dweight, spot(s.dweight, at, c), teams_sum(scaled));
+            if (CENTRED) put(s.dbias, spot(s.dbias, at, c), teams_sum(plain));
         }
         TEAM_ROWS(row, from, to, team.count, team) {
             bool is_there = row < to;
@@ -244,7 +299,7 @@ template <bool CENTRED> __device__ inline void backward_any(const Slope& s) {
             if (is_there) {
                 TEAM_RUNS(c, cols, team) {
                     Run w = get_run(s.weight, c, run_length(cols, c), wide_w);
-                    add_means<CENTRED>(sums, run(s.dy, c, wide_d), run(s.x, c, wide_x), w, m, r);
+                    add_means<CENTRED, EXACT>(sums, run(s.dy, c, wide_d), run(s.x, c, wide_x), w, m, r);
                 }
             }
             team_sum(team, sums);
@@ -275,10 +330,12 @@ extern "C" __global__ void layer_norm_backward(
     Post post
 ) {
     begin(post);
-    backward_any<true>({dy, x, weight, mean, rstd, dx, past, dweight, dbias, step});
+    Slope s = {dy, x, weight, mean, rstd, dx, past, dweight, dbias, step};
+    if (x.kind == 0) backward_any<true, true>(s);
+    else backward_any<true, false>(s);
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, 2) void layer_norm_backward_f32(
+extern "C" __global__ __launch_bounds__(THREADS, 1) void layer_norm_backward_f32(
     Mat dy, Mat x, Mat weight, Mat mean, Mat rstd, Mat dx, Mat past, Mat dweight, Mat dbias, u64 step,
     Post post
 ) {
@@ -298,10 +355,12 @@ extern "C" __global__ void rms_norm_backward(
     Mat dy, Mat x, Mat weight, Mat rstd, Mat dx, Mat past, Mat dweight, u64 step, Post post
 ) {
     begin(post);
-    backward_any<false>({dy, x, weight, rstd, rstd, dx, past, dweight, dweight, step});
+    Slope s = {dy, x, weight, rstd, rstd, dx, past, dweight, dweight, step};
+    if (x.kind == 0) backward_any<false, true>(s);
+    else backward_any<false, false>(s);
 }
 
-extern "C" __global__ __launch_bounds__(THREADS, 2) void rms_norm_backward_f32(
+extern "C" __global__ __launch_bounds__(THREADS, 1) void rms_norm_backward_f32(
     Mat dy, Mat x, Mat weight, Mat rstd, Mat dx, Mat past, Mat dweight, u64 step, Post post
 ) {
     begin(post);

@@ -12,7 +12,8 @@ extern "C" __global__ void vocab_partials(
         int id = ((const int*)targets.address)[row];
         put(max, row, all.most);
         // Over the greatest itself. If there is none, nothing was added.
-        double off = ((double)all.base - (double)all.most * (double)LOG2_E) * LN_2;
+        double most = logits.kind == 1 ? exponent_of<true>(all.most) : exponent_of<false>(all.most);
+        double off = ((double)all.base - most) * LN_2;
         put(sum, row, all.most == LOWEST ? 0.0f : (float)(all.sum * exp(off)));
         bool known = id >= 0 && (u64)id < size, own = known && (u64)id >= start && (u64)id - start < logits.cols;
         put(target, row, own ? get(logits, spot(logits, row, (u64)id - start)) : 0.0f);
@@ -38,6 +39,7 @@ extern "C" __global__ void vocab_finish(
             // Elsewhere it is a column that there is not.
             u64 own = (u64)id >= start ? (u64)id - start : d.cols;
             float most = get(max, row), base = most * LOG2_E, lost = fmaf(most, LOG2_E, -base), share = scale / total;
+            if (logits.kind != 1) lost = fmaf(most, LOG2_E_REST, lost);
             share = fmaf(share, lost * -(float)LN_2, share);
             s = {base, share, scale, own < d.cols ? (u32)own : 0xFFFFFFFFu, true};
             double loss = (double)most - (double)get(target, row) + log((double)total);
