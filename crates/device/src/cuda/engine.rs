@@ -2,7 +2,7 @@
 //! the card has passed them.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     path::PathBuf,
     sync::{
         Arc, Mutex, Weak,
@@ -55,6 +55,8 @@ pub(crate) struct CudaEngine {
     streams: Mutex<Vec<Weak<StreamInner>>>,
     pub(super) cliques: Arc<Cliques>,
     pub(super) gangs: Mutex<Gangs>,
+    /// Ends of launches that met on one card, of each rank the last.
+    pub(super) last_met: Mutex<HashMap<u32, Arc<Mark>>>,
     /// Streams whose lines stand at marks, and how many.
     pub(super) standing: Mutex<Vec<Arc<StreamInner>>>,
     pub(super) stand: AtomicUsize,
@@ -84,6 +86,7 @@ impl CudaEngine {
             workers: Arc::default(),
             streams: Mutex::default(),
             gangs: Mutex::default(),
+            last_met: Mutex::default(),
             standing: Mutex::default(),
             stand: AtomicUsize::new(0),
             zeros: Zeros::default(),

@@ -39,6 +39,8 @@ pub(crate) struct GraphOnCard {
     /// Gates whose waits are before a launch, and whose records behind it: where members of its groups share a card. A record
     /// in one member's graph may hold up a wait in another's, though nothing orders them.
     around: Vec<(u32, Way)>,
+    /// Members of its groups share a card.
+    pub(super) on_one_card: bool,
     post: Post,
     /// Kept while its nodes call the host.
     issued: Arc<Mutex<Issued>>,
@@ -109,7 +111,7 @@ impl GraphOnCard {
         let Making { mut exec, post, issued, gates, around, calls, branches, communicators, .. } = making;
         exec.instantiate()?;
         let (gates, around, _workspaces) = (Mutex::new(gates), around.unwrap_or_default(), branches.workspaces);
-        Ok(GraphOnCard { exec, gates, around, post, issued, calls, _workspaces, communicators })
+        Ok(GraphOnCard { exec, gates, around, on_one_card, post, issued, calls, _workspaces, communicators })
     }
 
     pub(super) fn post(&self) -> &Post {

@@ -24,6 +24,7 @@ use crate::{
     Departure,
     cpu::disagree,
     device::DeviceInner,
+    engine::Waited,
     graph::NodeKind,
     joint::{Arrival, JointCall, JointRef},
     launch::LaunchBody,
@@ -288,13 +289,32 @@ impl CudaEngine {
         }
     }
 
+    /// Launches of ranks that share a card go there when those that they launched together before have ended: the driver
+    /// may wait for room, which there may not be before a member goes on that is launched behind.
+    fn let_last_end(&self, entries: &[Entry]) -> Result<(), CudaError> {
+        if !entries.iter().any(|entry| on_card(&entry.launch).on_one_card) {
+            return Ok(());
+        }
+        for Entry { stream, .. } in entries {
+            let last = lock(&self.last_met).get(&stream.device.rank).cloned();
+            let Some(last) = last.filter(|last| !last.is_done()) else { continue };
+            if let Waited::NothingMoved = self.wait_host(&stream.device, &last) {
+                let what = "end what ranks launched together before within the time-out: something stands still on it";
+                return Err(CudaError::Unable { card: stream_on_card(stream).card.ordinal, what });
+            }
+        }
+        lock(&self.last_met).extend(entries.iter().map(|entry| (entry.stream.device.rank, entry.launch.end.clone())));
+        Ok(())
+    }
+
     fn launch_together(&self, entries: &[Entry], todo: &mut Todo) {
+        let last_ended = self.let_last_end(entries);
         // One order of all launches with collectives, on all ranks.
         let turn = self.turn();
         let begins = stream_on_card(&entries[0].stream).card.beginnings.begin();
         let send = |Entry { launch, stream, .. }: &Entry| {
             let on = stream_on_card(stream);
-            on.card.bind().and_then(|()| self.send_launch(stream, on, launch))
+            last_ended.clone().and_then(|()| on.card.bind()).and_then(|()| self.send_launch(stream, on, launch))
         };
         // Streams share queues of the card: a wait for the first member's end, submitted before the last one is there, may be
         // what that one stands behind. So their marks are placed together.

@@ -174,7 +174,9 @@ impl fmt::Display for RunPlan {
         let s = if ranks == 1 { "" } else { "s" };
         writeln!(f, "{} parameters on {ranks} rank{s}, {:.1} MiB each:", self.parameters, mib(self.bytes_per_rank()))?;
         for (kind, bytes) in &self.memory {
-            writeln!(f, "  {:<10} {:>10.2} MiB", format!("{kind:?}").to_lowercase(), mib(*bytes))?;
+            // A small model's parts are less than a hundredth of a MiB.
+            let (size, unit) = if *bytes < 1 << 20 { (*bytes as f64 / 1024.0, "KiB") } else { (mib(*bytes), "MiB") };
+            writeln!(f, "  {:<10} {size:>10.2} {unit}", format!("{kind:?}").to_lowercase())?;
         }
         writeln!(f, "  {}", self.train)?;
         writeln!(f, "  {}", self.sample)?;

@@ -352,6 +352,10 @@ fn a_plan_in_detail_shows_slots_what_gathers_hide_behind_and_who_publishes() {
     let config = folder.config();
     let brief = stdout(&trainer(&["plan", config.to_str().unwrap()]));
     assert!(!brief.contains("hide behind"), "{brief}");
+    // Parts of a small model have their sizes too.
+    let sizes: Vec<&str> = brief.lines().skip(1).take_while(|line| line.ends_with("iB")).collect();
+    let small = |line: &&&str| line.ends_with(" KiB") && !line.contains(" 0.00 ");
+    assert!(sizes.iter().filter(small).count() >= 2 && !brief.contains(" 0.00 MiB"), "{brief}");
     let output = trainer(&["plan", config.to_str().unwrap(), "--verbose"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
