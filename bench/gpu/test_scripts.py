@@ -13,6 +13,7 @@ import overlap
 import runs
 import sanitize
 import scaling
+import suite
 
 
 class Batches(unittest.TestCase):
@@ -152,6 +153,30 @@ class Sanitize(unittest.TestCase):
         self.assertEqual(sanitize.verdict("memcheck", 101, "test result: FAILED. 0 passed" + clean), "test failed")
         self.assertIn("not run", sanitize.verdict("memcheck", 1, "Error: no permission"))
         self.assertEqual(sanitize.verdict("memcheck", 0, "test result: ok. 0 passed" + clean), "ended with 0")
+
+
+class Suite(unittest.TestCase):
+    def test_modules_are_the_first_two_parts_and_what_has_none_is_one_by_itself(self):
+        names = ["api::joint::cuda::a", "api::joint::sim::b", "runs::c", "runs::d", "loose"]
+        self.assertEqual(suite.modules_of(names), {"api::joint": names[:2], "runs": names[2:4], "loose": ["loose"]})
+
+    def test_tests_are_taken_from_what_cargo_tells_and_examples_and_benches_are_not(self):
+        def line(kind, name, executable="x", test=True):
+            return json.dumps({"reason": "compiler-artifact", "package_id": "path+file:///w/crates/gtp#0.1.0", "executable": executable,
+                               "profile": {"test": test}, "target": {"kind": [kind], "name": name}})
+        lines = [line("lib", "gtp", "l"), line("test", "api", "t"), line("example", "e"), line("bench", "b"),
+                 line("lib", "gtp", None), line("test", "other", "o", False), "warning: no JSON"]
+        self.assertEqual(suite.binaries_of(lines), {"gtp_lib": "l", "gtp_api": "t"})
+
+    def test_failures_crashes_and_what_did_not_end_are_told_with_the_test(self):
+        ok = "test a ... ok\ntest b ... ok\n"
+        self.assertEqual(suite.verdict(0, ok + "test result: ok. 2 passed; 0 failed; 0 ignored\n", 2), (2, ""))
+        self.assertEqual(suite.verdict(0, ok + "test result: ok. 2 passed; 0 failed; 0 ignored\n", 3), (2, "ended with 0, 2 of 3 ran"))
+        failed = "test a ... ok\ntest b ... FAILED\n\nfailures:\n\n---- b stdout ----\n    c\n\n\nfailures:\n    b\n\ntest result: FAILED. 1 passed; 1 failed\n"
+        self.assertEqual(suite.verdict(101, failed, 2), (1, "failed: b"))
+        self.assertEqual(suite.verdict(None, "test a ... ok\ntest b ... ", 2), (1, "not ended in b"))
+        self.assertEqual(suite.verdict(-11, "test a ... ok\ntest b ... noise\n", 2), (1, "ended with -11 in b"))
+        self.assertEqual(suite.verdict(None, "", 2), (0, "not ended"))
 
 
 if __name__ == "__main__":

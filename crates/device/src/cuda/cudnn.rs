@@ -92,7 +92,11 @@ impl Cudnn {
 
     /// What `stream` needs before it captures what is run in it. The context is current.
     pub(super) fn prepare(&self, card: &Card, stream: RawStream) -> Result<(), CudaError> {
-        self.handles.of(stream, |make| card.making(make)).map(drop)
+        self.handle(card, stream).map(drop)
+    }
+
+    fn handle(&self, card: &Card, stream: RawStream) -> Result<Arc<Mutex<Handle>>, CudaError> {
+        self.handles.of(stream, || card.making(|| self.handles.make()))
     }
 
     /// Queues `fused` in `stream`, which may be one that captures, if it was prepared. The context is current, the
@@ -125,10 +129,11 @@ impl Cudnn {
             .set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, &ports.iter().map(address).collect::<Vec<_>>())?
             .set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[Address(own as *mut _)])?
             .finalize()?;
-        let handle = self.handles.of(stream, |make| card.making(make))?;
+        let handle = self.handle(card, stream)?;
         let handle = lock(&handle);
-        // SAFETY: nobody else uses the handle meanwhile; its stream is of the card whose context is current; the plan describes the tensors at these addresses (`Fused`), which whoever submitted the operation
-        // keeps until the stream has passed it; values on the host are read before the call returns.
+        // SAFETY: nobody else uses the handle meanwhile; its stream is of the card whose context is current; the plan
+        // describes the tensors at these addresses (`Fused`), which whoever submitted the operation keeps until the stream
+        // has passed it; values on the host are read before the call returns.
         let code = unsafe { (self.calls.execute)(handle.0, plan.graph.plan.raw(), pack.raw()) };
         self.calls.check("cudnnBackendExecute", code)
     }

@@ -47,21 +47,18 @@ impl Handles {
         Ok(Handle(handle))
     }
 
-    /// The handle of `stream`, made if it has none, within `making`. The context is current, and unless it has one no
-    /// stream of this thread captures.
+    /// The handle of `stream`. If it has none, an idle one or what `make` makes; then no stream of this thread captures. The
+    /// context is current.
     pub(super) fn of(
         &self,
         stream: RawStream,
-        making: impl FnOnce(&dyn Fn() -> Result<Handle, CudaError>) -> Result<Handle, CudaError>,
+        make: impl FnOnce() -> Result<Handle, CudaError>,
     ) -> Result<Arc<Mutex<Handle>>, CudaError> {
         let mut state = lock(&self.state);
         if let Some(handle) = state.of_streams.get(&(stream.0 as usize)) {
             return Ok(handle.clone());
         }
-        let handle = match state.idle.pop() {
-            Some(handle) => handle,
-            None => making(&|| self.make())?,
-        };
+        let handle = state.idle.pop().map_or_else(make, Ok)?;
         self.tell(&handle, stream)?;
         let handle = Arc::new(Mutex::new(handle));
         state.of_streams.insert(stream.0 as usize, handle.clone());
@@ -134,7 +131,7 @@ mod tests {
 
     /// The streams that the handle of `of` was told.
     fn told(handles: &Handles, of: usize) -> Vec<usize> {
-        let handle = handles.of(stream(of), |make| make()).unwrap();
+        let handle = handles.of(stream(of), || handles.make()).unwrap();
         let handle = lock(&handle);
         // SAFETY: made by `create`, and nobody else has it.
         unsafe { (*handle.0.cast::<Vec<usize>>()).clone() }
