@@ -24,7 +24,7 @@ from runs import report, table
 TOOLS = ("memcheck", "racecheck", "initcheck")
 MODULES = r"^api::card_(kernels|layers|bf16|memory|attention|products)::"
 # Of libraries, or a card's choice among their algorithms.
-LIBRARIES = r"library|cudnn|measured|in_a_graph|a_graph_of|same_bits_whenever|weight_gradients_from_bf16"
+LIBRARIES = r"library|cudnn|measured|in_a_graph|a_graph_of|same_bits_whenever|weight_gradients_from_bf16|waits_for_no_other"
 SUMMARY = {"memcheck": r"ERROR SUMMARY: (\d+) error", "initcheck": r"ERROR SUMMARY: (\d+) error",
            "racecheck": r"RACECHECK SUMMARY: (\d+) hazard"}
 # As the driver needs it, so that a test does not start itself again under the tool.

@@ -8,7 +8,7 @@ use super::{
     CudaError,
     card::{Card, RawStream},
     clique::{Clique, Seat, Turn},
-    launch::{self, Call, Value, address},
+    launch::{self, Call, Piece, Value, address},
     nccl::{self, Ends, Part, Type},
 };
 use crate::{Access, DType, Exchange, Mode, Reduce, View, joint::JointBody};
@@ -185,6 +185,12 @@ impl OwnCopy {
         // SAFETY: both ends are memory of this card, which whoever queued the operation keeps.
         let code = unsafe { sys::cuMemcpyDtoDAsync_v2(self.to, self.from, self.bytes, stream.0) };
         card.check("cuMemcpyDtoDAsync", code)
+    }
+
+    /// As a kernel.
+    pub(super) fn call(self) -> Call {
+        let end = |at| Piece { at, pitch: self.bytes };
+        Call::copy(end(self.to), end(self.from), 1, self.bytes)
     }
 
     pub(super) fn add_node(

@@ -15,11 +15,12 @@ use super::{
     branches::Branches,
     card::{Card, Priority, RawStream, SideStream, lock},
     clique::Lease,
-    collective::copies_alone,
+    collective::{OwnCopy, copies_alone},
     event::{CardEvent, Point},
     exec::{Exec, Gate, Way},
     fault::Post,
-    host::{HostCall, Told, run_host},
+    host::{Copies, HostCall, Told, run_host},
+    launch,
     steps::{self, Launchable, Place},
     stream::wait_for,
     workspace::Workspace,
@@ -235,15 +236,15 @@ impl Making<'_> {
                     let is_upload = matches!(launch, Launch::Upload(_));
                     let call = if is_upload { self.upload(node as u32)? } else { self.host_call(node as u32)? };
                     self.calls.push(call.clone());
-                    match is_upload {
-                        true => call.add_upload(self.card, self.exec.graph, &behind)?,
-                        false => call.add_nodes(self.card, self.exec.graph, &behind)?,
-                    }
+                    let at = self.place(node, &behind);
+                    let by_kernels = self.around.is_some().then_some((&self.post, node as u64 + 1));
+                    let copies = Copies { card: self.card, at, by_kernels };
+                    if is_upload { call.add_upload(copies)? } else { call.add_nodes(copies)? }
                 }
             },
             NodeKind::Wait(gate, _) => self.add_gate(*gate, behind, Way::Wait)?,
             NodeKind::Record(gate) => self.add_gate(*gate, behind, Way::Record)?,
-            NodeKind::Joint(joint) => self.add_joint(joint, behind)?,
+            NodeKind::Joint(joint) => self.add_joint(node, joint, behind)?,
         };
         self.ends.push(end);
         Ok(())
@@ -256,25 +257,36 @@ impl Making<'_> {
         steps: &[Launchable],
         behind: Vec<sys::CUgraphNode>,
     ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
-        let (graph, workspace) = (self.exec.graph, self.branches.of(node));
-        let aside = self.source.nodes[node].aside;
-        let (side, priority) =
-            (self.sides[usize::from(aside)].raw, if aside { Priority::Usual } else { Priority::First });
+        let workspace = self.branches.of(node);
         steps.iter().try_fold(behind, |behind, step| {
-            let at = Place { graph, behind: &behind, side, priority };
+            let at = self.place(node, &behind);
             step.add_node(self.card, &at, &self.post, node as u64 + 1, workspace).map(|added| vec![added])
         })
     }
 
+    fn place<'b>(&self, node: usize, behind: &'b [sys::CUgraphNode]) -> Place<'b> {
+        let aside = self.source.nodes[node].aside;
+        let (side, priority) =
+            (self.sides[usize::from(aside)].raw, if aside { Priority::Usual } else { Priority::First });
+        Place { graph: self.exec.graph, behind, side, priority }
+    }
+
     fn add_joint(
         &mut self,
+        node: usize,
         joint: &JointNode,
         mut behind: Vec<sys::CUgraphNode>,
     ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
-        let (graph, group) = (self.exec.graph, joint.group as usize);
+        let group = joint.group as usize;
         let Some(end) = &self.communicators[group] else {
-            let copies = copies_alone(&joint.body).into_iter();
-            let nodes = copies.map(|copy| copy.add_node(self.card, graph, &behind)).collect::<Result<Vec<_>, _>>()?;
+            let add = |copy: OwnCopy| match self.around {
+                None => copy.add_node(self.card, self.exec.graph, &behind),
+                Some(_) => {
+                    let at = self.place(node, &behind);
+                    launch::add_node(self.card, &at, &copy.call(), &self.post, node as u64 + 1, None)
+                }
+            };
+            let nodes = copies_alone(&joint.body).into_iter().map(add).collect::<Result<Vec<_>, _>>()?;
             return if nodes.is_empty() { Ok(vec![self.exec.add_empty(&behind)?]) } else { Ok(nodes) };
         };
         // The driver refuses an edge that it is told twice.

@@ -19,8 +19,10 @@ use cudarc::driver::sys;
 use super::{
     CudaError,
     card::{Card, RawStream},
-    launch::address,
+    fault::Post,
+    launch::{self, Call, Piece, address},
     memory::{PinnedBlock, fill_byte},
+    steps::Place,
     workers::Workers,
 };
 use crate::{
@@ -53,10 +55,22 @@ pub(super) struct HostCall {
 #[derive(Clone, Copy)]
 struct Copy {
     host: Staged,
+    /// The host's side as the card reaches it.
+    mapped: u64,
     card: u64,
     row_bytes: usize,
     rows: usize,
     pitch: usize,
+}
+
+/// Where a graph's copies go, and what makes them.
+#[derive(Clone, Copy)]
+pub(super) struct Copies<'a> {
+    pub(super) card: &'a Card,
+    pub(super) at: Place<'a>,
+    /// Kernels, which are a part of this operation of whoever owns the post; none: copy engines. What waits in an engine's
+    /// queue holds up what is submitted behind it, and that may be what it waits for, where members of a group share a card.
+    pub(super) by_kernels: Option<(&'a Post, u64)>,
 }
 
 /// Which way.
@@ -87,9 +101,11 @@ impl HostCall {
         let block = PinnedBlock::new(card, end)?;
         // SAFETY: every start is inside the block, which is `end` bytes or more.
         let staged: Vec<Staged> = starts.iter().map(|start| Staged(unsafe { block.host().add(*start) })).collect();
+        // SAFETY: both point into the block.
+        let mapped = |host: Staged| block.card() + unsafe { host.0.offset_from(block.host()) } as u64;
         let copies = |wanted: fn(Mode) -> bool| {
             let chosen = accesses.iter().zip(&staged).filter(|(access, _)| wanted(access.mode));
-            let copies = chosen.map(|(access, host)| copy(access, *host));
+            let copies = chosen.map(|(access, host)| copy(access, *host, mapped(*host)));
             copies.filter(|copy| copy.rows * copy.row_bytes > 0).collect::<Vec<_>>()
         };
         let (down, up) = (copies(|mode| mode != Mode::Write), copies(Mode::writes));
@@ -154,27 +170,15 @@ impl HostCall {
     }
 
     /// Runs the function now, and adds nodes that copy what it wrote, at every launch.
-    pub(super) fn add_upload(
-        &self,
-        card: &Card,
-        graph: sys::CUgraph,
-        behind: &[sys::CUgraphNode],
-    ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
+    pub(super) fn add_upload(&self, copies: Copies<'_>) -> Result<Vec<sys::CUgraphNode>, CudaError> {
         self.stage();
-        self.up.iter().map(|copy| copy.add_node(card, graph, behind, Way::Up)).collect()
+        copies.add_all(&self.up, Way::Up)
     }
 
-    /// Adds nodes for all of it behind `behind`; tells those that are its end. The graph keeps the call.
-    pub(super) fn add_nodes(
-        self: &Arc<Self>,
-        card: &Card,
-        graph: sys::CUgraph,
-        behind: &[sys::CUgraphNode],
-    ) -> Result<Vec<sys::CUgraphNode>, CudaError> {
-        let add_copies = |copies: &[Copy], behind: &[sys::CUgraphNode], way| {
-            copies.iter().map(|copy| copy.add_node(card, graph, behind, way)).collect::<Result<Vec<_>, CudaError>>()
-        };
-        let down = add_copies(&self.down, behind, Way::Down)?;
+    /// Adds nodes for all of it behind those of the place; tells those that are its end. The graph keeps the call.
+    pub(super) fn add_nodes(self: &Arc<Self>, copies: Copies<'_>) -> Result<Vec<sys::CUgraphNode>, CudaError> {
+        let Copies { card, at: Place { graph, behind, .. }, .. } = copies;
+        let down = copies.add_all(&self.down, Way::Down)?;
         let behind = if down.is_empty() { behind } else { &down };
         let params = sys::CUDA_HOST_NODE_PARAMS { fn_: Some(begin), userData: Arc::as_ptr(self).cast_mut().cast() };
         let (mut run, mut wait) = (ptr::null_mut(), ptr::null_mut());
@@ -196,7 +200,7 @@ impl HostCall {
         // SAFETY: the parameters are copied; the word lives as long as the call.
         let code = unsafe { sys::cuGraphAddBatchMemOpNode(&mut wait, graph, &run, 1, &params) };
         card.check("cuGraphAddBatchMemOpNode", code)?;
-        let up = add_copies(&self.up, &[wait], Way::Up)?;
+        let up = Copies { at: Place { behind: &[wait], ..copies.at }, ..copies }.add_all(&self.up, Way::Up)?;
         Ok(if up.is_empty() { vec![wait] } else { up })
     }
 }
@@ -243,12 +247,40 @@ pub(super) fn run_host(device: &DeviceInner, (op, at): (&Op, Position), staged: 
     device.machine.progress.fetch_add(1, Ordering::Relaxed);
 }
 
-fn copy(access: &Access, host: Staged) -> Copy {
+fn copy(access: &Access, host: Staged, mapped: u64) -> Copy {
     let region = access.view.region();
-    Copy { host, card: address(&access.view), row_bytes: region.row_bytes, rows: region.rows, pitch: region.pitch }
+    Copy {
+        host,
+        mapped,
+        card: address(&access.view),
+        row_bytes: region.row_bytes,
+        rows: region.rows,
+        pitch: region.pitch,
+    }
+}
+
+impl Copies<'_> {
+    fn add_all(&self, copies: &[Copy], way: Way) -> Result<Vec<sys::CUgraphNode>, CudaError> {
+        let Copies { card, at, by_kernels } = self;
+        let add = |copy: &Copy| match by_kernels {
+            None => copy.add_node(card, at.graph, at.behind, way),
+            Some((post, operation)) => launch::add_node(card, at, &copy.call(way), post, *operation, None),
+        };
+        copies.iter().map(add).collect()
+    }
 }
 
 impl Copy {
+    fn call(&self, way: Way) -> Call {
+        let host = Piece { at: self.mapped, pitch: self.row_bytes };
+        let memory = Piece { at: self.card, pitch: if self.rows == 1 { self.row_bytes } else { self.pitch } };
+        let (to, from) = match way {
+            Way::Down => (host, memory),
+            Way::Up => (memory, host),
+        };
+        Call::copy(to, from, self.rows, self.row_bytes)
+    }
+
     fn host(&self) -> NonNull<u8> {
         self.host.0
     }

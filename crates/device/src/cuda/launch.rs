@@ -39,6 +39,13 @@ pub(super) struct Scratch {
     pub(super) bytes: usize,
 }
 
+/// An end of a copy: its address on the card, and the bytes from a row to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Piece {
+    pub(super) at: u64,
+    pub(super) pitch: usize,
+}
+
 /// Words of an argument, and which one it is.
 pub(super) struct Table {
     pub(super) at: usize,
@@ -67,6 +74,13 @@ impl Call {
     /// For a kernel with a warp for each of `rows` rows, or a loop over them.
     pub(super) fn rows(function: &'static str, rows: usize, values: Vec<Value>) -> Call {
         Call::blocks(function, rows.div_ceil(THREADS as usize / 32), values)
+    }
+
+    /// Copies `rows` rows of `bytes` bytes each, as any element has them: two at a time.
+    pub(super) fn copy(to: Piece, from: Piece, rows: usize, bytes: usize) -> Call {
+        let (cols, i16s) = (bytes / 2, 3);
+        let mat = |piece: Piece| Value([piece.at, rows as u64, cols as u64, (piece.pitch / 2) as u64, i16s]);
+        Call::over("cast", rows * cols, vec![mat(to), mat(from)])
     }
 
     /// For a kernel with a block for each of `blocks` rows or pieces, or a loop over them.

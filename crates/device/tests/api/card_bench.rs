@@ -6,7 +6,7 @@ use device::{
     *,
 };
 
-use super::drivers::{card_turn, cpu, cuda_with};
+use super::drivers::{cpu, on_kept_card};
 
 /// What fresh memory is full of.
 const POISON: u8 = 0xFF;
@@ -156,8 +156,7 @@ pub(super) fn both<T>(trial: impl Fn(&Bench) -> T) -> [T; 2] {
 }
 
 fn both_with<T>(options: CudaOptions, trial: impl Fn(&Bench) -> T) -> [T; 2] {
-    let _turn = card_turn();
-    both_on(&cuda_with(options).machine(), trial)
+    on_kept_card(options, |card| both_on(card, trial))
 }
 
 fn both_on<T>(card: &Machine, trial: impl Fn(&Bench) -> T) -> [T; 2] {
@@ -241,14 +240,21 @@ pub(super) fn close_by(products: Products, want: &[Want], trial: impl Fn(&Bench)
 /// [`close`], with settings.
 #[track_caller]
 pub(super) fn close_with(options: CudaOptions, want: &[Want], trial: impl Fn(&Bench) -> Vec<Tensor>) {
-    let _turn = card_turn();
-    close_on(&cuda_with(options).machine(), want, trial);
+    expect_close(on_kept_card(options, |card| got_on(card, trial)), want);
 }
 
 /// [`close_with`] for whoever has the card, and a machine that is poisoned. All that misses is told at once.
 #[track_caller]
 pub(super) fn close_on(card: &Machine, want: &[Want], trial: impl Fn(&Bench) -> Vec<Tensor>) {
-    let [host, card] = both_on(card, |bench| trial(bench).iter().map(|tensor| bench.got(tensor)).collect::<Vec<_>>());
+    expect_close(got_on(card, trial), want);
+}
+
+fn got_on(card: &Machine, trial: impl Fn(&Bench) -> Vec<Tensor>) -> [Vec<Got>; 2] {
+    both_on(card, |bench| trial(bench).iter().map(|tensor| bench.got(tensor)).collect())
+}
+
+#[track_caller]
+fn expect_close([host, card]: [Vec<Got>; 2], want: &[Want]) {
     assert_eq!((host.len(), card.len()), (want.len(), want.len()), "outputs");
     let misses = host.iter().zip(&card).zip(want).enumerate().filter_map(|(i, ((host, card), want))| {
         let miss = miss(host, card, want)?;

@@ -1,4 +1,5 @@
-//! Kernels of bf16 on a card: each gives what the same kernel of f32 gives on the same values, rounded once.
+//! Kernels of bf16 on a card: each gives what the same kernel of f32 gives on the same values, rounded once. Where those of
+//! f32 add up in f64 and make exponentials by themselves, and those of bf16 do not, what is rounded may differ by as much.
 
 use device::{ops::*, *};
 
@@ -7,9 +8,13 @@ use super::{
     drivers::{card_turn, cuda},
 };
 
-/// What `trial` leaves in f32 from values that bf16 holds, and in bf16.
+/// Of values of about 1, or of the largest if that is more: sums of eight f32 are off by 3 units of 2^-24, an exponential by
+/// the card's instruction by 2^-22.
+const SLACK: f32 = 1.0 / (1 << 21) as f32;
+
+/// What `trial` leaves in f32 from values that bf16 holds is within `slack` of what it leaves in bf16, before that is rounded.
 #[track_caller]
-fn rounded(trial: impl Fn(&Bench, DType) -> Vec<Tensor>) {
+fn rounded(slack: f32, trial: impl Fn(&Bench, DType) -> Vec<Tensor>) {
     let _turn = card_turn();
     let machine = cuda().machine();
     let run = |dtype| {
@@ -20,11 +25,23 @@ fn rounded(trial: impl Fn(&Bench, DType) -> Vec<Tensor>) {
     let (wide, narrow) = (run(DType::F32), run(DType::Bf16));
     assert_eq!(wide.len(), narrow.len());
     for (i, ((_, wide), (dtype, narrow))) in wide.into_iter().zip(narrow).enumerate() {
-        let round = |bits: u32| u32::from(bf16::from_f32(f32::from_bits(bits)).to_bits());
-        let want: Vec<u32> =
-            wide.into_iter().map(|bits| if dtype == DType::Bf16 { round(bits) } else { bits }).collect();
-        let differ = want.iter().zip(&narrow).position(|(a, b)| a != b);
-        assert!(differ.is_none(), "output {i} differs at {differ:?}: {:?}", differ.map(|at| (want[at], narrow[at])));
+        let wide: Vec<f32> = wide.into_iter().map(f32::from_bits).collect();
+        let apart = slack * wide.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+        let of = |bits: u32| match dtype {
+            DType::Bf16 => bf16::from_bits(bits as u16).to_f32(),
+            _ => f32::from_bits(bits),
+        };
+        let round = |x: f32| if dtype == DType::Bf16 { bf16::from_f32(x).to_f32() } else { x };
+        let is_right = |(&want, &have): (&f32, &u32)| {
+            let have = of(have);
+            have.to_bits() == round(want).to_bits() || (round(want - apart)..=round(want + apart)).contains(&have)
+        };
+        let differs = wide.iter().zip(&narrow).position(|pair| !is_right(pair));
+        assert!(
+            differs.is_none(),
+            "output {i} differs at {differs:?}: {:?}",
+            differs.map(|at| (wide[at], of(narrow[at])))
+        );
     }
 }
 
@@ -46,7 +63,7 @@ fn shapes() -> impl Iterator<Item = (&'static [usize], Lie)> {
 
 #[test]
 fn layer_norm_of_bf16_is_that_of_f32_rounded() {
-    rounded(|b, dtype| {
+    rounded(SLACK, |b, dtype| {
         let mut outputs = Vec::new();
         for (shape, lie) in shapes() {
             let (cols, count) = (*shape.last().unwrap(), shape.iter().rev().skip(1).product::<usize>());
@@ -74,7 +91,7 @@ fn layer_norm_of_bf16_is_that_of_f32_rounded() {
 
 #[test]
 fn gelu_of_bf16_is_that_of_f32_rounded() {
-    rounded(|b, dtype| {
+    rounded(0.0, |b, dtype| {
         let mut outputs = Vec::new();
         for (shape, lie) in shapes() {
             let make = |seed| b.holding(shape, dtype, lie, &given(seed, shape));
@@ -89,7 +106,7 @@ fn gelu_of_bf16_is_that_of_f32_rounded() {
 
 #[test]
 fn embeddings_of_bf16_are_those_of_f32_rounded() {
-    rounded(|b, dtype| {
+    rounded(0.0, |b, dtype| {
         let mut outputs = Vec::new();
         for (cols, lie) in [1, 37, 300].into_iter().flat_map(|cols| LIES.map(|lie| (cols, lie))) {
             let ids = b.ids(&[3, 0, 3, 8, 5, 3, 10, 1, 0, 10]);
@@ -110,7 +127,7 @@ fn embeddings_of_bf16_are_those_of_f32_rounded() {
 
 #[test]
 fn the_loss_of_bf16_is_that_of_f32_and_its_gradient_is_rounded() {
-    rounded(|b, dtype| {
+    rounded(SLACK, |b, dtype| {
         let mut outputs = Vec::new();
         // Of the fourth, shared memory holds a row of bf16 and none of f32.
         let sizes = [(1, 2), (5, 257), (3, 5003), (2, 30_011), (2500, 24)];

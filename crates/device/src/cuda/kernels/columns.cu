@@ -2,7 +2,8 @@
 //
 // A lane has a run of columns, a warp those of a tile, and the warps of a block share one of `runs` stretches of `step`
 // rows: each takes groups of rows that it loads at once. A group is added pairwise, groups in f32, warps and stretches
-// in f64. With one stretch that is the result; else it lies in `scratch`, and `fold` adds the stretches in order.
+// in f64; for norms' weights of f32 all is in f64. With one stretch that is the result; else it lies in `scratch`, and
+// `fold` adds the stretches in order.
 
 #define WARPS (THREADS / 32)
 #define TILE (32 * RUN)
@@ -54,9 +55,23 @@ template <int COUNT> __device__ inline void add_pairs(Run (&rows)[COUNT]) {
     }
 }
 
+// What a lane adds up in.
+template <class T> struct Totals {
+    T at[RUN];
+};
+template <bool, class A, class B> struct Choice {
+    using Type = A;
+};
+template <class A, class B> struct Choice<false, A, B> {
+    using Type = B;
+};
+template <int KIND, int WHAT> using TotalsOf = Totals<typename Choice<KIND == 1 || WHAT == PLAIN, float, double>::Type>;
+
 // The sums of the lane's columns over the warp's rows of from..to.
-template <int KIND, int WHAT>
-__device__ inline void warp_sums(const Columns& s, u64 c, u32 n, u64 from, u64 to, Run& dweight, Run& dbias) {
+template <int KIND, int WHAT, class T>
+__device__ inline void warp_sums(
+    const Columns& s, u64 c, u32 n, u64 from, u64 to, Totals<T>& dweight, Totals<T>& dbias
+) {
     // Two matrices: half as many rows, so that as much is on its way.
     constexpr int ROWS = WHAT == PLAIN ? GROUP : GROUP / 2;
     dweight = dbias = {};
@@ -72,6 +87,19 @@ __device__ inline void warp_sums(const Columns& s, u64 c, u32 n, u64 from, u64 t
             v[k] = is_there ? held<KIND>(s.x, row * s.x.pitch + c, n) : held_zeros<KIND>();
             shift[k] = is_there && WHAT == CENTRED ? ((const float*)s.mean.address)[row] : 0.0f;
             scale[k] = is_there ? ((const float*)s.rstd.address)[row] : 0.0f;
+        }
+        if constexpr (sizeof(T) == sizeof(double)) {
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                Run dy = opened(d[k]), x = opened(v[k]);
+#pragma unroll
+                for (int i = 0; i < RUN; i++) {
+                    T hat = ((T)x.at[i] - (T)shift[k]) * (T)scale[k];
+                    dweight.at[i] = fma((T)dy.at[i], hat, dweight.at[i]);
+                    if (WHAT == CENTRED) dbias.at[i] += (T)dy.at[i];
+                }
+            }
+            continue;
         }
         Run own[ROWS], plain[ROWS];
 #pragma unroll
@@ -93,8 +121,8 @@ __device__ inline void warp_sums(const Columns& s, u64 c, u32 n, u64 from, u64 t
 }
 
 // The warps' sums of the thread's column of the tile.
-__device__ inline double warps_sum(const Run& own) {
-    __shared__ float parts[WARPS][TILE];
+template <class T> __device__ inline double warps_sum(const Totals<T>& own) {
+    __shared__ T parts[WARPS][TILE];
     __syncthreads();
     for (int i = 0; i < RUN; i++) parts[threadIdx.x / 32][threadIdx.x % 32 * RUN + i] = own.at[i];
     __syncthreads();
@@ -110,7 +138,7 @@ template <int KIND, int WHAT> __device__ inline void sums(const Columns& s) {
     for (u64 job = blockIdx.x; job < tiles * s.runs; job += gridDim.x) {
         u64 run = job / tiles, first = job % tiles * TILE, c = first + threadIdx.x % 32 * RUN;
         u64 from = run * s.step, to = c >= cols ? from : min(from + s.step, s.dy.rows);
-        Run dweight, dbias;
+        TotalsOf<KIND, WHAT> dweight, dbias;
         warp_sums<KIND, WHAT>(s, c, c < cols ? run_length(cols, c) : 0, from, to, dweight, dbias);
         double weight = warps_sum(dweight), bias = WHAT == CENTRED ? warps_sum(dbias) : 0.0;
         u64 own = first + threadIdx.x;
