@@ -10,6 +10,7 @@ timed PyTorch's steps are compiled, all columns at once. `--out NAME` writes NAM
 
 import argparse
 import concurrent.futures
+import os
 import pathlib
 import sys
 import tempfile
@@ -111,6 +112,8 @@ def arguments():
 
 def main():
     options, begin = arguments(), time.monotonic()
+    # Loading all kernels at once takes memory, of which each would then be blamed for all that its libraries have.
+    os.environ.pop("CUDA_MODULE_LOADING", None)
     try:
         probe = last_object(run([sys.executable, HERE / "torch_peer.py", "--probe"], BESIDE)[0])
     except (Failed, OSError) as failed:

@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,18 @@ def environment(folder, kernels):
     return {**os.environ, **ENVIRONMENT, "TMPDIR": str(folder)}
 
 
+def ended_within(seconds, command, env):
+    """Exit code and output. A tool starts the test as a process of its own: one that is late goes with it, code None."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env,
+                               start_new_session=True)
+    try:
+        text = process.communicate(timeout=seconds)[0]
+        return process.returncode, text
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return None, process.communicate()[0]
+
+
 def check(options, kernels, tool, test, scratch):
     """The verdict on a test, seconds, output."""
     name, begin = f"{tool}.{test.replace('::', '.')}", time.monotonic()
@@ -70,13 +83,8 @@ def check(options, kernels, tool, test, scratch):
         return LATE, 0.0
     command = [options.sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20", options.binary, test,
                "--exact", "--test-threads=1", "--nocapture"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=left,
-                              env=environment(scratch / name, kernels))
-        text = done.stdout + done.stderr
-        found = verdict(tool, done.returncode, text)
-    except subprocess.TimeoutExpired as late:
-        text, found = ((late.stdout or b"") + (late.stderr or b"")).decode(errors="replace"), LATE
+    code, text = ended_within(left, command, environment(scratch / name, kernels))
+    found = LATE if code is None else verdict(tool, code, text)
     (options.out / f"{name}.txt").write_text(text)
     return found, time.monotonic() - begin
 

@@ -4,7 +4,9 @@ import argparse
 import json
 import math
 import pathlib
+import subprocess
 import tempfile
+import time
 import unittest
 
 import batches
@@ -153,6 +155,20 @@ class Sanitize(unittest.TestCase):
         self.assertEqual(sanitize.verdict("memcheck", 101, "test result: FAILED. 0 passed" + clean), "test failed")
         self.assertIn("not run", sanitize.verdict("memcheck", 1, "Error: no permission"))
         self.assertEqual(sanitize.verdict("memcheck", 0, "test result: ok. 0 passed" + clean), "ended with 0")
+
+
+    def test_a_test_that_is_late_goes_with_the_tool_that_started_it(self):
+        self.assertEqual(sanitize.ended_within(20, ["sh", "-c", "echo out; echo err >&2; exit 3"], None), (3, "out\nerr\n"))
+        begin = time.monotonic()
+        code, text = sanitize.ended_within(0.5, ["sh", "-c", "sleep 60 & echo $!; wait"], None)
+        self.assertIsNone(code)
+        self.assertLess(time.monotonic() - begin, 30, "it was waited for")
+        for _ in range(100):
+            state = subprocess.run(["ps", "-o", "stat=", text.strip()], capture_output=True, text=True).stdout.strip()
+            if state[:1] in ("", "Z"):
+                return
+            time.sleep(0.1)
+        self.fail(f"process {text.strip()} is still there: {state}")
 
 
 class Suite(unittest.TestCase):

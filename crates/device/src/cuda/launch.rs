@@ -250,3 +250,18 @@ pub(super) fn add_node(
     let code = unsafe { sys::cuGraphKernelNodeSetAttribute(node, attribute, &value) };
     card.check("cuGraphKernelNodeSetAttribute", code).map(|()| node)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_of_rows_is_a_cast_between_equal_types_of_two_bytes() {
+        let call = Call::copy(Piece { at: 1 << 20, pitch: 12 }, Piece { at: 1 << 30, pitch: 64 }, 5, 12);
+        assert_eq!((call.function, call.blocks), ("cast", 1));
+        assert_eq!(
+            call.values.iter().map(|value| value.0).collect::<Vec<_>>(),
+            [[1 << 20, 5, 6, 6, 3], [1 << 30, 5, 6, 32, 3]]
+        );
+    }
+}

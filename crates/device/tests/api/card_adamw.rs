@@ -2,10 +2,11 @@
 
 use device::{ops::*, *};
 
-use super::card_bench::{LIES, Lie, REAL, SHAPES, close, equal_bits, f64s, noise};
+use super::card_bench::{LIES, Lie, OpenCard, REAL, SHAPES, f64s, noise};
 
 #[test]
 fn adamw_takes_the_steps_of_the_host() {
+    let card = OpenCard::new();
     let (beta1, beta2, eps, weight_decay) = (0.9, 0.95, 1e-8, 0.1);
     for (shape, dtype) in SHAPES.into_iter().flat_map(|s| REAL.map(|dtype| (s, dtype))) {
         let n: usize = shape.iter().product();
@@ -24,7 +25,7 @@ fn adamw_takes_the_steps_of_the_host() {
                 p[i] -= f64::from(lr) / corrections[0] * m[i] / ((v[i] / corrections[1]).sqrt() + eps);
             }
         }
-        close(&[p, m, v], |b| {
+        card.close(&[p, m, v], |b| {
             let zeros = vec![0.0; n];
             let make = |values: &[f32]| b.holding(shape, DType::F32, Lie::Whole, values);
             let (param, m, v) = (make(&start), make(&zeros), make(&zeros));
@@ -59,6 +60,7 @@ fn adamw_takes_the_steps_of_the_host() {
 /// rests of their masters, at addresses that runs of four can be moved at and at others.
 #[test]
 fn adamw_of_many_runs_takes_the_steps_of_the_host() {
+    let card = OpenCard::new();
     let (beta1, beta2, eps, decays) = (0.9, 0.95, 1e-8, [0.1, 0.0, 0.3]);
     let cases = [(1000, DType::F32), (40_007, DType::F32), (40_007, DType::Bf16)];
     for ((n, dtype), stored, lie) in cases.into_iter().flat_map(|case| {
@@ -67,7 +69,7 @@ fn adamw_of_many_runs_takes_the_steps_of_the_host() {
     }) {
         let mut runs: Vec<AdamRun> = (0..150).map(|i| AdamRun { end: i * i * n / 22_500, group: i % 3 }).collect();
         runs.push(AdamRun { end: n, group: 1 });
-        equal_bits(|b| {
+        card.equal_bits(|b| {
             let (param, rest) = (b.holding(&[n], stored, lie, &noise(1, n)), b.tensor(&[n], DType::I16, lie));
             let rests = (0..n).map(|i| (i * 7919) as i16).collect();
             b.stream.upload::<i16>(&rest.view, rests).unwrap();
@@ -99,6 +101,7 @@ fn adamw_of_many_runs_takes_the_steps_of_the_host() {
 /// Of all kinds: halves of f32 masters step as the masters do on the same card.
 #[test]
 fn bf16_values_with_their_rests_take_the_steps_of_f32_masters() {
+    let card = OpenCard::new();
     let n = 40_007;
     let mut start = noise(5, n);
     let odd =
@@ -110,7 +113,7 @@ fn bf16_values_with_their_rests_take_the_steps_of_f32_masters() {
     let grads: Vec<Vec<f32>> = (0..3).map(|t| noise(20 + t, n)).collect();
     let known = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
     for lie in LIES {
-        equal_bits(|b| {
+        card.equal_bits(|b| {
             let (values, rests): (Vec<bf16>, Vec<i16>) = start.iter().map(|x| split_master(*x)).unzip();
             let master = b.vector(&start);
             let (value, rest) = (b.tensor(&[n], DType::Bf16, lie), b.tensor(&[n], DType::I16, lie));

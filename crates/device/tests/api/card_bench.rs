@@ -1,12 +1,14 @@
 //! What claims about kernels on a card are made of: the same trial on the host and on the card, over memory that is
 //! poisoned and may have gaps.
 
+use std::fs::File;
+
 use device::{
     cuda::{CudaOptions, Products},
     *,
 };
 
-use super::drivers::{cpu, on_kept_card};
+use super::drivers::{card_turn, cpu, cuda_with};
 
 /// What fresh memory is full of.
 const POISON: u8 = 0xFF;
@@ -150,33 +152,43 @@ impl Bench {
     }
 }
 
-/// Runs `trial` on both; it gives the memory of its outputs.
-pub(super) fn both<T>(trial: impl Fn(&Bench) -> T) -> [T; 2] {
-    both_with(CudaOptions::default(), trial)
+/// A machine on the card that a claim's trials share, and the right to it: opening one loads all kernels, which takes longer
+/// than most trials.
+pub(super) struct OpenCard {
+    machine: Machine,
+    _turn: File,
 }
 
-fn both_with<T>(options: CudaOptions, trial: impl Fn(&Bench) -> T) -> [T; 2] {
-    on_kept_card(options, |card| both_on(card, trial))
+impl OpenCard {
+    pub(super) fn new() -> OpenCard {
+        OpenCard::with(CudaOptions::default())
+    }
+
+    fn with(options: CudaOptions) -> OpenCard {
+        let turn = card_turn();
+        OpenCard { machine: cuda_with(options).machine(), _turn: turn }
+    }
+
+    /// Runs `trial` on both; it gives the memory of its outputs.
+    #[track_caller]
+    pub(super) fn equal_bits(&self, trial: impl Fn(&Bench) -> Vec<Vec<u32>>) {
+        let [host, card] = both_on(&self.machine, trial);
+        for (i, (host, card)) in host.iter().zip(&card).enumerate() {
+            let differ = host.iter().zip(card).position(|(a, b)| a != b);
+            assert!(differ.is_none(), "output {i} differs at {differ:?}: {:?}", differ.map(|at| (host[at], card[at])));
+        }
+    }
+
+    /// Outputs of both and the true values: no gap was touched, nothing was left unwritten, and the error is small.
+    #[track_caller]
+    pub(super) fn close(&self, want: &[Vec<f64>], trial: impl Fn(&Bench) -> Vec<Tensor>) {
+        let want: Vec<Want> = want.iter().map(|values| Want::new(String::new(), values.clone())).collect();
+        close_on(&self.machine, &want, trial);
+    }
 }
 
 fn both_on<T>(card: &Machine, trial: impl Fn(&Bench) -> T) -> [T; 2] {
     [&cpu(1).machine(), card].map(|machine| trial(&Bench::new(machine)))
-}
-
-#[track_caller]
-pub(super) fn equal_bits(trial: impl Fn(&Bench) -> Vec<Vec<u32>>) {
-    let [host, card] = both(trial);
-    for (i, (host, card)) in host.iter().zip(&card).enumerate() {
-        let differ = host.iter().zip(card).position(|(a, b)| a != b);
-        assert!(differ.is_none(), "output {i} differs at {differ:?}: {:?}", differ.map(|at| (host[at], card[at])));
-    }
-}
-
-/// Outputs of both and the true values: no gap was touched, nothing was left unwritten, and the error is small.
-#[track_caller]
-pub(super) fn close(want: &[Vec<f64>], trial: impl Fn(&Bench) -> Vec<Tensor>) {
-    let want: Vec<Want> = want.iter().map(|values| Want::new(String::new(), values.clone())).collect();
-    close_by(Products::CuBlasLt, &want, trial);
 }
 
 /// The true values of an output.
@@ -231,30 +243,22 @@ struct Got {
     dtype: DType,
 }
 
-/// [`close`], with what computes products.
+/// [`OpenCard::close`], with what computes products.
 #[track_caller]
 pub(super) fn close_by(products: Products, want: &[Want], trial: impl Fn(&Bench) -> Vec<Tensor>) {
     close_with(CudaOptions { products, ..CudaOptions::default() }, want, trial);
 }
 
-/// [`close`], with settings.
+/// The same, with settings.
 #[track_caller]
 pub(super) fn close_with(options: CudaOptions, want: &[Want], trial: impl Fn(&Bench) -> Vec<Tensor>) {
-    expect_close(on_kept_card(options, |card| got_on(card, trial)), want);
+    close_on(&OpenCard::with(options).machine, want, trial);
 }
 
 /// [`close_with`] for whoever has the card, and a machine that is poisoned. All that misses is told at once.
 #[track_caller]
 pub(super) fn close_on(card: &Machine, want: &[Want], trial: impl Fn(&Bench) -> Vec<Tensor>) {
-    expect_close(got_on(card, trial), want);
-}
-
-fn got_on(card: &Machine, trial: impl Fn(&Bench) -> Vec<Tensor>) -> [Vec<Got>; 2] {
-    both_on(card, |bench| trial(bench).iter().map(|tensor| bench.got(tensor)).collect())
-}
-
-#[track_caller]
-fn expect_close([host, card]: [Vec<Got>; 2], want: &[Want]) {
+    let [host, card] = both_on(card, |bench| trial(bench).iter().map(|tensor| bench.got(tensor)).collect::<Vec<_>>());
     assert_eq!((host.len(), card.len()), (want.len(), want.len()), "outputs");
     let misses = host.iter().zip(&card).zip(want).enumerate().filter_map(|(i, ((host, card), want))| {
         let miss = miss(host, card, want)?;

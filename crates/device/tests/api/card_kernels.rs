@@ -6,16 +6,17 @@
 
 use device::{ops::*, *};
 
-use super::card_bench::{LIES, Lie, REAL, SHAPES, close, equal_bits, f64s, noise};
+use super::card_bench::{LIES, Lie, OpenCard, REAL, SHAPES, f64s, noise};
 
 #[test]
 fn fill_and_cast_give_the_bits_of_the_host() {
+    let card = OpenCard::new();
     for (shape, lie) in SHAPES.into_iter().flat_map(|shape| LIES.map(|lie| (shape, lie))) {
         let n: usize = shape.iter().product();
         let mut values = noise(n as u64, n);
         values[n / 2] = f32::NAN;
         values[n / 3] = f32::NEG_INFINITY;
-        equal_bits(|b| {
+        card.equal_bits(|b| {
             let mut outputs = Vec::new();
             for (dtype, value) in
                 [(DType::F32, 1.003_906_3), (DType::Bf16, 1.003_906_3), (DType::I32, -7.0), (DType::I16, -7.0)]
@@ -41,10 +42,11 @@ fn fill_and_cast_give_the_bits_of_the_host() {
 
 #[test]
 fn scale_add_and_axpy_give_the_bits_of_the_host() {
+    let card = OpenCard::new();
     for (shape, lie) in SHAPES.into_iter().flat_map(|shape| LIES.map(|lie| (shape, lie))) {
         let n: usize = shape.iter().product();
         let (one, two) = (noise(1, n), noise(2, n));
-        equal_bits(|b| {
+        card.equal_bits(|b| {
             let factor = b.vector(&[0.3]);
             let mut outputs = Vec::new();
             for dtype in REAL {
@@ -80,12 +82,13 @@ pub(super) fn gelu_slope(x: f64) -> f64 {
 
 #[test]
 fn gelu_and_its_gradient_are_as_exact_as_on_the_host() {
+    let card = OpenCard::new();
     for (shape, lie) in SHAPES.into_iter().flat_map(|shape| LIES.map(|lie| (shape, lie))) {
         let n: usize = shape.iter().product();
         let (x, dy): (Vec<f32>, _) = (noise(3, n).iter().map(|x| 3.0 * x).collect(), noise(4, n));
         let y: Vec<f64> = f64s(&x).into_iter().map(gelu).collect();
         let dx: Vec<f64> = f64s(&x).into_iter().zip(&dy).map(|(x, dy)| gelu_slope(x) * f64::from(*dy)).collect();
-        close(&[y.clone(), y, dx.clone(), dx], |b| {
+        card.close(&[y.clone(), y, dx.clone(), dx], |b| {
             let make = |values: &[f32]| b.holding(shape, DType::F32, lie, values);
             let (input, own, apart) = (make(&x), make(&x), b.tensor(shape, DType::F32, lie));
             b.run(Gelu { x: &input.view, y: &apart.view }.op("test"));
@@ -109,11 +112,12 @@ pub(super) fn far_slopes() -> (Vec<f32>, Vec<f64>) {
 
 #[test]
 fn the_slope_of_gelu_far_from_zero_is_0_or_1() {
+    let card = OpenCard::new();
     let (x, slopes) = far_slopes();
     let n = x.len();
     let dy = noise(5, n);
     let dx: Vec<f64> = slopes.iter().zip(&dy).map(|(slope, dy)| slope * f64::from(*dy)).collect();
-    close(&[dx], |b| {
+    card.close(&[dx], |b| {
         let make = |values: &[f32]| b.holding(&[1, n], DType::F32, Lie::Whole, values);
         let (x, dy) = (make(&x), make(&dy));
         b.run(GeluBackward { dy: &dy.view, x: &x.view, dx: &dy.view }.op("test"));
@@ -135,6 +139,7 @@ fn moments(row: &[f64], eps: f64) -> (f64, f64) {
 
 #[test]
 fn layer_norm_is_as_exact_as_on_the_host() {
+    let card = OpenCard::new();
     let eps = 1e-5f32;
     for ((shape, residual), lie) in
         SHAPES[1..].iter().flat_map(|s| [false, true].map(|r| (s, r))).flat_map(|s| LIES.map(|lie| (s, lie)))
@@ -152,7 +157,7 @@ fn layer_norm_is_as_exact_as_on_the_host() {
             rstds.push(rstd);
         }
         let count = n / cols;
-        close(&[y, means, rstds, f64s(&sum)], |b| {
+        card.close(&[y, means, rstds, f64s(&sum)], |b| {
             let make = |values: &[f32]| b.holding(shape, DType::F32, lie, values);
             let (tx, tr, sum, y) =
                 (make(&x), make(&r), b.tensor(shape, DType::F32, lie), b.tensor(shape, DType::F32, lie));
@@ -187,6 +192,7 @@ enum Past {
 
 #[test]
 fn the_gradients_of_layer_norm_are_as_exact_as_on_the_host() {
+    let card = OpenCard::new();
     for ((shape, past), lie) in SHAPES[1..]
         .iter()
         .flat_map(|s| [Past::None, Past::InPlace, Past::Apart].map(|p| (s, p)))
@@ -211,7 +217,7 @@ fn the_gradients_of_layer_norm_are_as_exact_as_on_the_host() {
                 db[c] += f64::from(dy[c]);
             }
         }
-        close(&[dx, dw, db], |b| {
+        card.close(&[dx, dw, db], |b| {
             let make = |values: &[f32]| b.holding(shape, DType::F32, lie, values);
             let (tx, tdy, tskip) = (make(&x), make(&dy), make(&skip));
             let mean = b.vector(&stats.iter().map(|s| s.0).collect::<Vec<_>>());
@@ -241,9 +247,10 @@ fn the_gradients_of_layer_norm_are_as_exact_as_on_the_host() {
 
 #[test]
 fn embeddings_and_their_gradients_give_the_bits_of_the_host() {
+    let card = OpenCard::new();
     let ids = [3, 0, 3, 8, 5, 3, 10, 1, 0, 10];
     for (cols, lie) in [1, 37, 300].into_iter().flat_map(|cols| LIES.map(|lie| (cols, lie))) {
-        equal_bits(|b| {
+        card.equal_bits(|b| {
             let (id_view, keep) = (b.ids(&ids), b.vector(&[0.25]));
             // Rows 2 to 7 of a vocabulary of 11.
             let vocab = Vocab { size: 11, start: 2 };
@@ -276,6 +283,7 @@ fn embeddings_and_their_gradients_give_the_bits_of_the_host() {
 
 #[test]
 fn cross_entropy_is_as_exact_as_on_the_host() {
+    let card = OpenCard::new();
     // Rows that shared memory holds and rows that it does not; as many as blocks and more.
     let sizes = [(1, 2), (5, 257), (3, 5003), (2, 30_011), (2500, 24)];
     for ((rows_count, cols), lie) in sizes.into_iter().flat_map(|s| LIES.map(|lie| (s, lie))) {
@@ -297,7 +305,7 @@ fn cross_entropy_is_as_exact_as_on_the_host() {
             let onehot = |c| if c == target { 1.0 } else { 0.0 };
             d.extend((0..cols).map(|c| f64::from(scale) * ((row[c] - most).exp() / sum - onehot(c))));
         }
-        close(&[losses.clone(), d.clone(), losses, d], |b| {
+        card.close(&[losses.clone(), d.clone(), losses, d], |b| {
             let make = || b.holding(&[rows_count, cols], DType::F32, lie, &logits);
             let (input, own, apart) = (make(), make(), b.tensor(&[rows_count, cols], DType::F32, lie));
             let [l1, l2] = [0; 2].map(|_| b.tensor(&[rows_count], DType::F32, Lie::Whole));
@@ -315,12 +323,13 @@ fn cross_entropy_is_as_exact_as_on_the_host() {
 
 #[test]
 fn sums_and_norms_are_as_exact_as_on_the_host() {
+    let card = OpenCard::new();
     for n in [1usize, 1000, 600_011] {
         let x = noise(19, n);
         let pieces = SquaredNorm::partials(n);
         let total: f64 = f64s(&x).iter().sum::<f64>() * 0.5;
         let squares: f64 = f64s(&x).iter().map(|x| x * x).sum();
-        close(&[vec![total], vec![squares]], |b| {
+        card.close(&[vec![total], vec![squares]], |b| {
             let input = b.vector(&x);
             let partials = b.tensor(&[pieces], DType::F32, Lie::Whole);
             let [sum, squared] = [0; 2].map(|_| b.tensor(&[1], DType::F32, Lie::Whole));
@@ -331,7 +340,7 @@ fn sums_and_norms_are_as_exact_as_on_the_host() {
         });
     }
     for squared in [9.0, 0.25, 0.0, f32::INFINITY, f32::NAN] {
-        equal_bits(|b| {
+        card.equal_bits(|b| {
             let input = b.vector(&[squared]);
             let mut outputs = Vec::new();
             for limit in [0.0, 1.5] {

@@ -3,7 +3,7 @@
 
 use device::{cuda::Products, ops::*, *};
 
-use super::card_bench::{Bench, LIES, Lie, SHAPES, Tensor, Want, close, close_by, equal_bits, f64s, noise, values};
+use super::card_bench::{Bench, LIES, Lie, OpenCard, SHAPES, Tensor, Want, close_by, f64s, noise, values};
 
 fn want(what: String, values: Vec<f64>) -> Want {
     Want::new(what, values)
@@ -209,6 +209,7 @@ fn rotary_positions_of_bf16_are_those_of_f32_rounded() {
 /// Two shards of a vocabulary of 300, their partial results combined on the host.
 #[test]
 fn the_loss_over_shards_of_a_vocabulary_is_as_exact_as_on_the_host() {
+    let card = OpenCard::new();
     let (rows, size, cut) = (7, 300, 131);
     let logits: Vec<f32> = noise(1, rows * size).iter().map(|x| 6.0 * x).collect();
     let targets: Vec<i32> = (0..rows).map(|i| if i == 3 { IGNORE } else { (i * 97 % size) as i32 }).collect();
@@ -273,7 +274,7 @@ fn the_loss_over_shards_of_a_vocabulary_is_as_exact_as_on_the_host() {
         }
         outputs
     });
-    close(&[vec![0.5 * (-1.5f64).exp(), 3.0]], |b| {
+    card.close(&[vec![0.5 * (-1.5f64).exp(), 3.0]], |b| {
         let (local, global) = (b.vector(&[1.0, -2.0]), b.vector(&[2.5, -2.0]));
         let sum = b.holding(&[2], DType::F32, Lie::Whole, &[0.5, 3.0]);
         b.run(VocabRescale { local: &local, global: &global, sum: &sum.view }.op("test"));
@@ -284,6 +285,7 @@ fn the_loss_over_shards_of_a_vocabulary_is_as_exact_as_on_the_host() {
 /// So many that they are summed in runs, which are added afterwards.
 #[test]
 fn gradients_over_many_rows_are_as_exact_as_on_the_host() {
+    let card = OpenCard::new();
     let (rows, cols) = (3001, 70);
     let (x, dy, old) = (noise(1, rows * cols), noise(2, rows * cols), noise(3, cols));
     let (mean, rstd) = (noise(4, rows), noise(5, rows));
@@ -295,7 +297,7 @@ fn gradients_over_many_rows_are_as_exact_as_on_the_host() {
         db[c] += dy;
     }
     let added: Vec<f64> = db.iter().zip(&old).map(|(db, old)| db + f64::from(*old)).collect();
-    close(&[dw, db, added], |b| {
+    card.close(&[dw, db, added], |b| {
         let make = |values: &[f32]| b.holding(&[rows, cols], DType::F32, Lie::Gaps, values);
         let (x, dy) = (make(&x), make(&dy));
         let (mean, rstd) = (b.vector(&mean), b.vector(&rstd));
@@ -312,10 +314,11 @@ fn gradients_over_many_rows_are_as_exact_as_on_the_host() {
 /// More rows than a block looks at together, and ids that come again far behind.
 #[test]
 fn the_gradient_of_a_long_embedding_gives_the_bits_of_the_host() {
+    let card = OpenCard::new();
     let (rows, cols, size) = (3000, 37, 400);
     let ids: Vec<i32> = (0..rows).map(|i| (i * i % 7919 % size) as i32).collect();
     let dy = noise(1, rows * cols);
-    equal_bits(|b| {
+    card.equal_bits(|b| {
         let (ids, dy) = (b.ids(&ids), b.holding(&[rows, cols], DType::F32, Lie::Gaps, &dy));
         let dtable = b.tensor(&[size, cols], DType::F32, Lie::Gaps);
         let (vocab, into) = (Vocab { size, start: 0 }, Accumulate::Overwrite);

@@ -4,7 +4,7 @@
 use device::{ops::*, *};
 
 use super::{
-    card_bench::{Bench, LIES, Lie, REAL, Tensor, close, equal_bits, noise, values},
+    card_bench::{Bench, LIES, Lie, OpenCard, REAL, Tensor, noise, values},
     drivers::{card_turn, cuda},
 };
 
@@ -66,6 +66,7 @@ fn norms_give_the_same_bits_whether_they_hold_their_rows_or_not() {
 /// Of so many rows that a block has several for each warp; the last stretch is not whole.
 #[test]
 fn sums_over_stretches_of_rows_add_up_to_the_gradients_as_exactly_as_on_the_host() {
+    let card = OpenCard::new();
     let (rows, cols) = (5003, 72);
     let [x, dy] = [1, 2].map(|seed| noise(seed, rows * cols));
     let (mean, rstd, weight) = (noise(3, rows), noise(4, rows), noise(5, cols));
@@ -77,7 +78,7 @@ fn sums_over_stretches_of_rows_add_up_to_the_gradients_as_exactly_as_on_the_host
         want[1][c] += dy;
         want[2][c] += dy * x * rstd;
     }
-    close(&want, |b| {
+    card.close(&want, |b| {
         let make = |values: &[f32]| b.holding(&[rows, cols], DType::F32, Lie::Whole, values);
         let (x, dy, dx) = (make(&x), make(&dy), b.tensor(&[rows, cols], DType::F32, Lie::Whole));
         let (mean, rstd, weight) = (&b.vector(&mean), &b.vector(&rstd), &b.vector(&weight));
@@ -127,11 +128,12 @@ fn sums_of_columns_give_the_same_bits_whether_they_take_whole_runs_or_not() {
 /// Ids of several blocks, one of them more often than a warp looks at together; some of other shards.
 #[test]
 fn embeddings_of_many_rows_and_their_gradients_give_the_bits_of_the_host() {
+    let card = OpenCard::new();
     let (rows, size, start, held, seq_len) = (5000, 1000, 100, 800, 10);
     let ids: Vec<i32> = (0..rows).map(|i| if i % 9 == 0 { 333 } else { i * 7919 % size }).collect();
     let (rows, vocab) = (rows as usize, Vocab { size: size as usize, start });
     for (dtype, cols) in REAL.into_iter().flat_map(|dtype| [8, 264, 1104].map(|cols| (dtype, cols))) {
-        equal_bits(|b| {
+        card.equal_bits(|b| {
             let make = |rows, seed| b.holding(&[rows, cols], dtype, Lie::Whole, &values(dtype, seed, rows * cols));
             let (ids, table, positions, dy) = (b.ids(&ids), make(held, 1), make(seq_len, 2), make(rows, 3));
             let mut outputs = Vec::new();

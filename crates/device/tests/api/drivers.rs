@@ -64,32 +64,9 @@ pub(crate) fn cuda_with(cuda: device::cuda::CudaOptions) -> Driver {
 /// that another test holds; so one test after the other uses it.
 #[cfg(feature = "gpu-tests")]
 pub(crate) fn card_turn() -> std::fs::File {
-    KEPT.take();
     let turn = std::fs::File::create(std::env::temp_dir().join("warpweft-test-card.lock")).unwrap();
     turn.lock().unwrap();
     turn
-}
-
-#[cfg(feature = "gpu-tests")]
-thread_local! {
-    /// The last machine of [`on_kept_card`], and the right to its card.
-    static KEPT: std::cell::RefCell<Option<(device::cuda::CudaOptions, Machine, std::fs::File)>> =
-        const { std::cell::RefCell::new(None) };
-}
-
-/// Runs `trial` on a machine that the next one finds open, if it asks for the same: opening one loads all kernels, which
-/// takes longer than most trials.
-#[cfg(feature = "gpu-tests")]
-pub(crate) fn on_kept_card<T>(options: device::cuda::CudaOptions, trial: impl FnOnce(&Machine) -> T) -> T {
-    let (options, machine, turn) = KEPT.take().filter(|kept| kept.0 == options).unwrap_or_else(|| {
-        let turn = card_turn();
-        let machine = cuda_with(options.clone()).machine();
-        (options, machine, turn)
-    });
-    // Not kept if it panics.
-    let got = trial(&machine);
-    KEPT.set(Some((options, machine, turn)));
-    got
 }
 
 /// A claim on a card, whose context stays open between the claim's machines.
