@@ -169,6 +169,10 @@ impl OpenCard {
         OpenCard { machine: cuda_with(options).machine(), _turn: turn }
     }
 
+    pub(super) fn bench(&self) -> Bench {
+        Bench::new(&self.machine)
+    }
+
     /// Runs `trial` on both; it gives the memory of its outputs.
     #[track_caller]
     pub(super) fn equal_bits(&self, trial: impl Fn(&Bench) -> Vec<Vec<u32>>) {

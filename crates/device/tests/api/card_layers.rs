@@ -209,7 +209,6 @@ fn rotary_positions_of_bf16_are_those_of_f32_rounded() {
 /// Two shards of a vocabulary of 300, their partial results combined on the host.
 #[test]
 fn the_loss_over_shards_of_a_vocabulary_is_as_exact_as_on_the_host() {
-    let card = OpenCard::new();
     let (rows, size, cut) = (7, 300, 131);
     let logits: Vec<f32> = noise(1, rows * size).iter().map(|x| 6.0 * x).collect();
     let targets: Vec<i32> = (0..rows).map(|i| if i == 3 { IGNORE } else { (i * 97 % size) as i32 }).collect();
@@ -274,7 +273,7 @@ fn the_loss_over_shards_of_a_vocabulary_is_as_exact_as_on_the_host() {
         }
         outputs
     });
-    card.close(&[vec![0.5 * (-1.5f64).exp(), 3.0]], |b| {
+    OpenCard::new().close(&[vec![0.5 * (-1.5f64).exp(), 3.0]], |b| {
         let (local, global) = (b.vector(&[1.0, -2.0]), b.vector(&[2.5, -2.0]));
         let sum = b.holding(&[2], DType::F32, Lie::Whole, &[0.5, 3.0]);
         b.run(VocabRescale { local: &local, global: &global, sum: &sum.view }.op("test"));

@@ -3,17 +3,12 @@
 
 use device::{ops::*, *};
 
-use super::{
-    card_bench::{Bench, LIES, Lie, OpenCard, REAL, Tensor, noise, values},
-    drivers::{card_turn, cuda},
-};
+use super::card_bench::{Bench, LIES, Lie, OpenCard, REAL, Tensor, noise, values};
 
 /// What `trial` leaves, with tensors that lie whole and with gaps between their rows.
 #[track_caller]
-fn alike(trial: impl Fn(&Bench, Lie) -> Vec<Tensor>) {
-    let _turn = card_turn();
-    let machine = cuda().machine();
-    let b = Bench::new(&machine);
+fn alike(card: &OpenCard, trial: impl Fn(&Bench, Lie) -> Vec<Tensor>) {
+    let b = card.bench();
     let bits = |tensor: &Tensor| match tensor.view.dtype() {
         DType::Bf16 => b.get::<bf16>(&tensor.view).into_iter().map(|x| x.to_bits().into()).collect(),
         _ => b.get::<f32>(&tensor.view).into_iter().map(f32::to_bits).collect::<Vec<u32>>(),
@@ -31,9 +26,10 @@ const WIDTHS: [usize; 8] = [8, 256, 768, 776, 1600, 4096, 8192, 8200];
 
 #[test]
 fn norms_give_the_same_bits_whether_they_hold_their_rows_or_not() {
+    let card = OpenCard::new();
     let rows = 37;
     for (dtype, cols) in REAL.into_iter().flat_map(|dtype| WIDTHS.map(|cols| (dtype, cols))) {
-        alike(|b, lie| {
+        alike(&card, |b, lie| {
             let shape = [rows, cols];
             let make = |seed| b.holding(&shape, dtype, lie, &values(dtype, seed, rows * cols));
             let made = || b.tensor(&shape, dtype, lie);
@@ -99,9 +95,10 @@ fn sums_over_stretches_of_rows_add_up_to_the_gradients_as_exactly_as_on_the_host
 /// One group of rows, few, and so many that they are summed in stretches.
 #[test]
 fn sums_of_columns_give_the_same_bits_whether_they_take_whole_runs_or_not() {
+    let card = OpenCard::new();
     for (dtype, rows) in REAL.into_iter().flat_map(|dtype| [5, 300, 5000].map(|rows| (dtype, rows))) {
         for cols in [8, 264, 768] {
-            alike(|b, lie| {
+            alike(&card, |b, lie| {
                 let make = |seed| b.holding(&[rows, cols], dtype, lie, &values(dtype, seed, rows * cols));
                 let (x, dy) = (make(1), make(2));
                 let [mean, rstd] = [3, 4].map(|seed| b.vector(&values(DType::F32, seed, rows)));
