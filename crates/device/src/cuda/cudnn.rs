@@ -34,8 +34,6 @@ use super::{
 pub(super) struct Cudnn {
     calls: Arc<Calls>,
     handles: Handles,
-    /// Makes plans, and has no stream.
-    planner: Mutex<Handle>,
     /// None: the library has no plan for it.
     plans: Mutex<HashMap<FusedShape, Option<Arc<FusedPlan>>>>,
 }
@@ -57,8 +55,8 @@ impl Cudnn {
     pub(super) fn open() -> Result<Cudnn, CudaError> {
         let calls = Calls::open()?;
         let handles = Handles::new(calls.clone());
-        let planner = Mutex::new(handles.make()?);
-        Ok(Cudnn { calls, handles, planner, plans: Mutex::default() })
+        handles.put_back(handles.make()?);
+        Ok(Cudnn { calls, handles, plans: Mutex::default() })
     }
 
     /// The plan for `shape`; none where the library has none, or one that works in too much. The card's context is
@@ -82,8 +80,13 @@ impl Cudnn {
 
     fn choose(&self, card: &Card, shape: &FusedShape) -> Result<Option<FusedPlan>, CudaError> {
         let graph = attention::graph(&self.calls, shape)?;
-        let plan = card.making(|| graph.plan(lock(&self.planner).0))?;
-        Ok(plan.map(|graph| {
+        let plan = card.making(|| {
+            let handle = self.handles.take(|| self.handles.make())?;
+            let plan = graph.plan(handle.0);
+            self.handles.put_back(handle);
+            plan
+        });
+        Ok(plan?.map(|graph| {
             let [dq_sums, row_sums] = shape.sums();
             let (parts, scratch) = in_a_row([dq_sums, row_sums, graph.workspace]);
             FusedPlan { graph, parts, scratch }
@@ -152,7 +155,6 @@ impl Cudnn {
     pub(super) fn close(&self) {
         lock(&self.plans).clear();
         self.handles.close();
-        self.handles.end(Handle(lock(&self.planner).0));
     }
 }
 

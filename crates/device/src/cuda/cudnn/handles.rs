@@ -47,6 +47,17 @@ impl Handles {
         Ok(Handle(handle))
     }
 
+    /// One for what runs in no stream: an idle one, or what `make` makes.
+    pub(super) fn take(&self, make: impl FnOnce() -> Result<Handle, CudaError>) -> Result<Handle, CudaError> {
+        let idle = lock(&self.state).idle.pop();
+        idle.map_or_else(make, Ok)
+    }
+
+    /// It waits for whoever needs one.
+    pub(super) fn put_back(&self, handle: Handle) {
+        lock(&self.state).idle.push(handle);
+    }
+
     /// The handle of `stream`. If it has none, an idle one or what `make` makes; then no stream of this thread captures. The
     /// context is current.
     pub(super) fn of(
@@ -94,7 +105,7 @@ impl Handles {
         idle.into_iter().chain(of_streams).for_each(|handle| self.end(handle));
     }
 
-    pub(super) fn end(&self, handle: Handle) {
+    fn end(&self, handle: Handle) {
         // SAFETY: made by the library, and nobody else has it.
         let _ = unsafe { (self.calls.destroy)(handle.0) };
     }
@@ -151,6 +162,22 @@ mod tests {
         assert_eq!(told(&handles, 4), [4], "what may never end is asked for nothing");
         handles.close();
         assert_eq!(told(&handles, 3), [3]);
+        handles.close();
+    }
+
+    #[test]
+    fn what_runs_in_no_stream_takes_an_idle_one_and_leaves_it_to_the_next_stream() {
+        let handles = Handles::new(Arc::new(Calls::of(create, destroy, set_stream)));
+        let first = handles.take(|| handles.make()).unwrap();
+        let made = first.0;
+        handles.put_back(first);
+        let again = handles.take(|| panic!("one is idle")).unwrap();
+        assert_eq!(again.0, made);
+        handles.put_back(again);
+        let own = handles.of(stream(1), || panic!("one is idle")).unwrap();
+        assert_eq!(lock(&own).0, made);
+        drop(own);
+        assert_eq!(told(&handles, 1), [1]);
         handles.close();
     }
 }
