@@ -63,11 +63,29 @@ pub(crate) struct MachineInner {
 
 #[derive(Default)]
 struct Meetings {
-    open: BTreeMap<String, Weak<MeetingInner>>,
+    open: BTreeMap<Arc<str>, Weak<MeetingInner>>,
+    /// The same by member: one who leaves looks at no others.
+    of: BTreeMap<u32, BTreeMap<Arc<str>, Weak<MeetingInner>>>,
     /// Entries that were open when those that nobody holds were last thrown out.
     swept: usize,
     /// Ranks that left, and the root of it.
     gone: BTreeMap<u32, (u32, Departure)>,
+}
+
+impl Meetings {
+    fn open(&mut self, meeting: &Arc<MeetingInner>) {
+        // Not at every call: worlds of many ranks open a meeting for each pair.
+        if self.open.len() > 2 * self.swept + 64 {
+            let own = self.of.values_mut();
+            own.chain([&mut self.open]).for_each(|some| some.retain(|_, meeting| meeting.strong_count() > 0));
+            self.of.retain(|_, own| !own.is_empty());
+            self.swept = self.open.len();
+        }
+        for member in &*meeting.members {
+            self.of.entry(*member).or_default().insert(meeting.name.clone(), Arc::downgrade(meeting));
+        }
+        self.open.insert(meeting.name.clone(), Arc::downgrade(meeting));
+    }
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -209,12 +227,7 @@ impl Machine {
         let gone = members.iter().find_map(|m| meetings.gone.get(m).cloned());
         let machine = self.0.identity.clone();
         let inner = Arc::new(MeetingInner::new(name.to_owned(), members.to_vec(), machine, gone));
-        // Not at every call: worlds of many ranks open a meeting for each pair.
-        if meetings.open.len() > 2 * meetings.swept + 64 {
-            meetings.open.retain(|_, m| m.strong_count() > 0);
-            meetings.swept = meetings.open.len();
-        }
-        meetings.open.insert(name.to_owned(), Arc::downgrade(&inner));
+        meetings.open(&inner);
         Ok(Meeting::open(inner, member))
     }
 
@@ -334,14 +347,14 @@ impl MachineInner {
             let open: Vec<Arc<MeetingInner>> = {
                 let mut meetings = lock(&self.meetings);
                 meetings.gone.entry(leaver).or_insert_with(|| (root, how.clone()));
-                meetings.open.values().filter_map(Weak::upgrade).collect()
+                meetings.of.get(&leaver).into_iter().flat_map(BTreeMap::values).filter_map(Weak::upgrade).collect()
             };
             if matches!(how, Departure::Failed(_)) {
                 let told = self.engine.peers_of(leaver).into_iter().filter(|arrival| echo(arrival, root, &how));
                 leavers.extend(told.map(|arrival| arrival.stream.device.rank));
             }
             for meeting in open {
-                for arrival in meeting.depart(leaver, root, &how) {
+                for arrival in meeting.depart(root, &how) {
                     if echo(&arrival, root, &how) {
                         leavers.push(arrival.stream.device.rank);
                     }
@@ -368,4 +381,24 @@ fn echo(arrival: &Arrival, root: u32, how: &Departure) -> bool {
         seq: arrival.joint.number(),
         how: how.clone(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_leaves_looks_at_its_own_groups_only_and_closed_ones_are_thrown_out() {
+        let machine = Machine::dry();
+        let open = |name: &str, members: &[u32]| machine.meeting(name, members, members[0]).unwrap();
+        let own = |rank: u32| lock(&machine.0.meetings).of.get(&rank).map_or(0, BTreeMap::len);
+        let (_dp, _pair) = (open("dp", &[0, 1, 2]), open("pair", &[1, 2]));
+        assert_eq!([0, 1, 2, 3].map(own), [1, 2, 2, 0]);
+        // Far more than are kept at once.
+        for at in 0..1000 {
+            drop(open(&format!("gone {at}"), &[3, 4]));
+        }
+        assert!(own(3) < 200, "{}", own(3));
+        assert_eq!([0, 1, 2].map(own), [1, 2, 2], "those that are open stay");
+    }
 }

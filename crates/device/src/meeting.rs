@@ -159,11 +159,8 @@ impl MeetingInner {
         }
     }
 
-    /// `leaver` will not come any more, because of what happened to `root`: gives back everybody who waits here.
-    pub(crate) fn depart(&self, leaver: u32, root: u32, how: &Departure) -> Vec<Arrival> {
-        if !self.members.contains(&leaver) {
-            return Vec::new();
-        }
+    /// A member will not come any more, because of what happened to `root`: gives back everybody who waits here.
+    pub(crate) fn depart(&self, root: u32, how: &Departure) -> Vec<Arrival> {
         let mut state = self.lock();
         state.gone.get_or_insert((root, how.clone()));
         let first = state.first + state.calls.len() as u64;
