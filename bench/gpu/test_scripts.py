@@ -156,7 +156,6 @@ class Sanitize(unittest.TestCase):
         self.assertIn("not run", sanitize.verdict("memcheck", 1, "Error: no permission"))
         self.assertEqual(sanitize.verdict("memcheck", 0, "test result: ok. 0 passed" + clean), "ended with 0")
 
-
     def test_a_test_that_is_late_goes_with_the_tool_that_started_it(self):
         self.assertEqual(sanitize.ended_within(20, ["sh", "-c", "echo out; echo err >&2; exit 3"], None), (3, "out\nerr\n"))
         begin = time.monotonic()
