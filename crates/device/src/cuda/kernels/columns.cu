@@ -1,9 +1,9 @@
 // Sums over all rows of a matrix, by column: the gradients of norms' weights and of biases.
 //
 // A lane has a run of columns, a warp those of a tile, and the warps of a block share one of `runs` stretches of `step`
-// rows: each takes groups of rows that it loads at once. A group is added pairwise, groups in f32, warps and stretches
-// in f64; for norms' weights of f32 all is in f64. With one stretch that is the result; else it lies in `scratch`, and
-// `fold` adds the stretches in order.
+// rows: each takes groups of rows that it loads at once. Of plain sums a group is added pairwise, groups in f32; for
+// norms' weights all is in f64, and so are warps and stretches of both. With one stretch that is the result; else it lies
+// in `scratch`, and `fold` adds the stretches in order.
 
 #define WARPS (THREADS / 32)
 #define TILE (32 * RUN)
@@ -59,22 +59,38 @@ template <int COUNT> __device__ inline void add_pairs(Run (&rows)[COUNT]) {
 template <class T> struct Totals {
     T at[RUN];
 };
-template <bool, class A, class B> struct Choice {
-    using Type = A;
+template <int> struct TotalOf {
+    using Type = double;
 };
-template <class A, class B> struct Choice<false, A, B> {
-    using Type = B;
+template <> struct TotalOf<PLAIN> {
+    using Type = float;
 };
-template <int KIND, int WHAT> using TotalsOf = Totals<typename Choice<KIND == 1 || WHAT == PLAIN, float, double>::Type>;
 
-// The sums of the lane's columns over the warp's rows of from..to.
-template <int KIND, int WHAT, class T>
+// The sums of the lane's columns over the warp's rows of from..to: of dy.
+template <int KIND>
+__device__ inline void warp_sums(const Columns& s, u64 c, u32 n, u64 from, u64 to, Totals<float>& sums) {
+    for (u64 first = from + threadIdx.x / 32 * GROUP; first < to; first += WARPS * GROUP) {
+        Held<KIND> d[GROUP];
+        Run rows[GROUP];
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) {
+            d[k] = first + k < to ? held<KIND>(s.dy, (first + k) * s.dy.pitch + c, n) : held_zeros<KIND>();
+        }
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) rows[k] = opened(d[k]);
+        add_pairs(rows);
+#pragma unroll
+        for (int i = 0; i < RUN; i++) sums.at[i] += rows[0].at[i];
+    }
+}
+
+// Of dy times x as the norm made it, and of dy beside it if the norm was centred.
+template <int KIND, bool CENTRES>
 __device__ inline void warp_sums(
-    const Columns& s, u64 c, u32 n, u64 from, u64 to, Totals<T>& dweight, Totals<T>& dbias
+    const Columns& s, u64 c, u32 n, u64 from, u64 to, Totals<double>& dweight, Totals<double>& dbias
 ) {
     // Two matrices: half as many rows, so that as much is on its way.
-    constexpr int ROWS = WHAT == PLAIN ? GROUP : GROUP / 2;
-    dweight = dbias = {};
+    constexpr int ROWS = GROUP / 2;
     for (u64 first = from + threadIdx.x / 32 * ROWS; first < to; first += WARPS * ROWS) {
         Held<KIND> d[ROWS], v[ROWS];
         float shift[ROWS], scale[ROWS];
@@ -83,39 +99,19 @@ __device__ inline void warp_sums(
             u64 row = first + k;
             bool is_there = row < to;
             d[k] = is_there ? held<KIND>(s.dy, row * s.dy.pitch + c, n) : held_zeros<KIND>();
-            if (WHAT == PLAIN) continue;
             v[k] = is_there ? held<KIND>(s.x, row * s.x.pitch + c, n) : held_zeros<KIND>();
-            shift[k] = is_there && WHAT == CENTRED ? ((const float*)s.mean.address)[row] : 0.0f;
+            shift[k] = is_there && CENTRES ? ((const float*)s.mean.address)[row] : 0.0f;
             scale[k] = is_there ? ((const float*)s.rstd.address)[row] : 0.0f;
         }
-        if constexpr (sizeof(T) == sizeof(double)) {
-#pragma unroll
-            for (int k = 0; k < ROWS; k++) {
-                Run dy = opened(d[k]), x = opened(v[k]);
-#pragma unroll
-                for (int i = 0; i < RUN; i++) {
-                    T hat = ((T)x.at[i] - (T)shift[k]) * (T)scale[k];
-                    dweight.at[i] = fma((T)dy.at[i], hat, dweight.at[i]);
-                    if (WHAT == CENTRED) dbias.at[i] += (T)dy.at[i];
-                }
-            }
-            continue;
-        }
-        Run own[ROWS], plain[ROWS];
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
-            own[k] = plain[k] = opened(d[k]);
-            if (WHAT == PLAIN) continue;
-            Run x = opened(v[k]);
+            Run dy = opened(d[k]), x = opened(v[k]);
 #pragma unroll
-            for (int i = 0; i < RUN; i++) own[k].at[i] *= (x.at[i] - shift[k]) * scale[k];
-        }
-        add_pairs(own);
-        if (WHAT == CENTRED) add_pairs(plain);
-#pragma unroll
-        for (int i = 0; i < RUN; i++) {
-            dweight.at[i] += own[0].at[i];
-            if (WHAT == CENTRED) dbias.at[i] += plain[0].at[i];
+            for (int i = 0; i < RUN; i++) {
+                double hat = ((double)x.at[i] - (double)shift[k]) * (double)scale[k];
+                dweight.at[i] = fma((double)dy.at[i], hat, dweight.at[i]);
+                if (CENTRES) dbias.at[i] += (double)dy.at[i];
+            }
         }
     }
 }
@@ -138,8 +134,10 @@ template <int KIND, int WHAT> __device__ inline void sums(const Columns& s) {
     for (u64 job = blockIdx.x; job < tiles * s.runs; job += gridDim.x) {
         u64 run = job / tiles, first = job % tiles * TILE, c = first + threadIdx.x % 32 * RUN;
         u64 from = run * s.step, to = c >= cols ? from : min(from + s.step, s.dy.rows);
-        TotalsOf<KIND, WHAT> dweight, dbias;
-        warp_sums<KIND, WHAT>(s, c, c < cols ? run_length(cols, c) : 0, from, to, dweight, dbias);
+        u32 n = c < cols ? run_length(cols, c) : 0;
+        Totals<typename TotalOf<WHAT>::Type> dweight = {}, dbias = {};
+        if constexpr (WHAT == PLAIN) warp_sums<KIND>(s, c, n, from, to, dweight);
+        else warp_sums<KIND, WHAT == CENTRED>(s, c, n, from, to, dweight, dbias);
         double weight = warps_sum(dweight), bias = WHAT == CENTRED ? warps_sum(dbias) : 0.0;
         u64 own = first + threadIdx.x;
         if (own >= cols) continue;
