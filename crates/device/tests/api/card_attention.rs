@@ -24,6 +24,9 @@ struct Case {
     dtype: DType,
 }
 
+/// Sequences, heads, heads of keys, tokens of a sequence, width of a head.
+type Sizes = (usize, usize, usize, usize, usize);
+
 /// Where rows of q, k and v are, and those of their gradients.
 #[derive(Clone, Copy, Debug)]
 enum Rows {
@@ -39,19 +42,24 @@ impl Case {
     /// Sequences shorter than a tile, as long, and longer with a rest; heads of every width that has a function, and
     /// widths and numbers of heads that cuDNN takes.
     fn all(dtype: DType) -> Vec<Case> {
-        let sizes = [
-            (2, 1, 1, 2, 8),
-            (2, 3, 3, 5, 7),
-            (1, 4, 2, 64, 64),
-            (2, 2, 1, 97, 64),
-            (1, 3, 3, 200, 33),
-            (1, 2, 2, 130, 96),
-            (2, 4, 1, 150, 128),
-            (1, 2, 1, 75, 200),
-        ];
-        let all = sizes.into_iter().flat_map(|sizes| LAYOUTS.map(|rows| Case::new(sizes, rows, dtype)));
+        [Case::narrow(dtype), Case::wide(dtype), Case::random(dtype)].concat()
+    }
+
+    /// Of heads that one function takes, up to 64 wide.
+    fn narrow(dtype: DType) -> Vec<Case> {
+        let sizes = [(2, 1, 1, 2, 8), (2, 3, 3, 5, 7), (1, 4, 2, 64, 64), (2, 2, 1, 97, 64), (1, 3, 3, 200, 33)];
         let long = [(1, 1, 1, 513, 64), (1, 2, 1, 384, 32)].map(|sizes| Case::new(sizes, Rows::Together, dtype));
-        all.chain(long).chain(Case::random(dtype)).collect()
+        Case::of_each_layout(&sizes, dtype).chain(long).collect()
+    }
+
+    /// Of those that two others take.
+    fn wide(dtype: DType) -> Vec<Case> {
+        let sizes = [(1, 2, 2, 130, 96), (2, 4, 1, 150, 128), (1, 2, 1, 75, 200)];
+        Case::of_each_layout(&sizes, dtype).collect()
+    }
+
+    fn of_each_layout(sizes: &[Sizes], dtype: DType) -> impl Iterator<Item = Case> {
+        sizes.iter().flat_map(move |&sizes| LAYOUTS.map(|rows| Case::new(sizes, rows, dtype)))
     }
 
     /// Sizes that nobody chose.
@@ -66,7 +74,7 @@ impl Case {
         numbers.chunks_exact(5).map(of).collect()
     }
 
-    fn new(sizes: (usize, usize, usize, usize, usize), rows: Rows, dtype: DType) -> Case {
+    fn new(sizes: Sizes, rows: Rows, dtype: DType) -> Case {
         let (batch, heads, kv_heads, seq_len, head_dim) = sizes;
         Case { batch, heads, kv_heads, seq_len, head_dim, rows, dtype }
     }
@@ -203,8 +211,7 @@ fn options(attentions: Attentions, deterministic: bool) -> CudaOptions {
     CudaOptions { attentions, deterministic, ..CudaOptions::default() }
 }
 
-fn all_are_close(dtype: DType, ways: &[CudaOptions]) {
-    let cases = Case::all(dtype);
+fn are_close(cases: Vec<Case>, ways: &[CudaOptions]) {
     let want: Vec<Want> = cases.iter().flat_map(Case::want).collect();
     for options in ways {
         close_with(options.clone(), &want, |b| cases.iter().flat_map(|case| case.run(b)).collect());
@@ -212,18 +219,38 @@ fn all_are_close(dtype: DType, ways: &[CudaOptions]) {
 }
 
 #[test]
-fn attention_and_its_gradients_are_as_exact_as_on_the_host() {
-    all_are_close(DType::F32, &[CudaOptions::default()]);
+fn attention_of_narrow_heads_and_its_gradients_are_as_exact_as_on_the_host() {
+    are_close(Case::narrow(DType::F32), &[CudaOptions::default()]);
 }
 
 #[test]
-fn attention_of_bf16_by_our_kernels_and_its_gradients_are_those_of_f32_rounded() {
-    all_are_close(DType::Bf16, &[options(Attentions::Own, true)]);
+fn attention_of_wide_heads_and_its_gradients_are_as_exact_as_on_the_host() {
+    are_close(Case::wide(DType::F32), &[CudaOptions::default()]);
+}
+
+#[test]
+fn attention_of_random_sizes_and_its_gradients_are_as_exact_as_on_the_host() {
+    are_close(Case::random(DType::F32), &[CudaOptions::default()]);
+}
+
+#[test]
+fn attention_of_bf16_of_narrow_heads_by_our_kernels_and_its_gradients_are_those_of_f32_rounded() {
+    are_close(Case::narrow(DType::Bf16), &[options(Attentions::Own, true)]);
+}
+
+#[test]
+fn attention_of_bf16_of_wide_heads_by_our_kernels_and_its_gradients_are_those_of_f32_rounded() {
+    are_close(Case::wide(DType::Bf16), &[options(Attentions::Own, true)]);
+}
+
+#[test]
+fn attention_of_bf16_of_random_sizes_by_our_kernels_and_its_gradients_are_those_of_f32_rounded() {
+    are_close(Case::random(DType::Bf16), &[options(Attentions::Own, true)]);
 }
 
 #[test]
 fn attention_of_bf16_by_cudnn_and_its_gradients_are_those_of_f32_rounded() {
-    all_are_close(DType::Bf16, &[options(BY_CUDNN, true), options(BY_CUDNN, false)]);
+    are_close(Case::all(DType::Bf16), &[options(BY_CUDNN, true), options(BY_CUDNN, false)]);
 }
 
 /// As large as a layer of GPT-2, and one with fewer key heads.
