@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use super::{
     CudaError,
     card::Card,
-    launch::{Call, Value},
+    launch::{Call, Rare, Value},
     product::{Adds, Follow, Product, ProductShape},
 };
 use crate::{
@@ -124,10 +124,11 @@ pub(super) fn call(card: &Card, product: &Product) -> Result<Call, CudaError> {
         _ => Value::no_matrix(),
     };
     let values = vec![bias, Value::words([rows, cols, depth, GROUP])];
+    let rare = Rare { maps: maps.collect::<Result<_, _>>()?, ..Rare::default() };
     Ok(Call {
         threads: THREADS,
         shared: SHARED,
-        maps: maps.collect::<Result<_, _>>()?,
+        rare: Some(Box::new(rare)),
         ..Call::blocks(function, blocks(shape, card.multiprocessors) as usize, values)
     })
 }

@@ -24,12 +24,19 @@ pub(super) struct Call {
     pub(super) shared: u32,
     /// What the function needs to work in.
     pub(super) scratch: Option<Scratch>,
-    /// Matrices for the card's copy engine: the first arguments.
-    pub(super) maps: Vec<sys::CUtensorMap>,
-    /// An argument of more words than a [`Value`] has.
-    pub(super) table: Option<Table>,
     /// As the function declares them behind the maps, without the [`Post`] at the end.
     pub(super) values: Vec<Value>,
+    /// Apart, so that a call is small: it moves with every launch.
+    pub(super) rare: Option<Box<Rare>>,
+}
+
+/// Arguments that few functions have.
+#[derive(Default)]
+pub(super) struct Rare {
+    /// Matrices for the card's copy engine: the first arguments.
+    pub(super) maps: Vec<sys::CUtensorMap>,
+    /// One of more words than a [`Value`] has.
+    pub(super) table: Option<Table>,
 }
 
 /// Memory of a call's own, and where among its values the address goes.
@@ -86,8 +93,7 @@ impl Call {
     /// For a kernel with a block for each of `blocks` rows or pieces, or a loop over them.
     pub(super) fn blocks(function: &'static str, blocks: usize, values: Vec<Value>) -> Call {
         let blocks = blocks.clamp(1, MOST_BLOCKS) as u32;
-        let (maps, scratch, table) = (Vec::new(), None, None);
-        Call { function, blocks, threads: THREADS, shared: 0, scratch, maps, table, values }
+        Call { function, blocks, threads: THREADS, shared: 0, scratch: None, values, rare: None }
     }
 }
 
@@ -144,9 +150,10 @@ fn with_arguments<T>(
         (scratch.at, Value::words([workspace.scratch()]))
     });
     let mut pointers = [ptr::null_mut(); MOST_ARGUMENTS];
-    let (maps, count) = (call.maps.len(), call.maps.len() + call.values.len());
+    let of_copies = call.rare.as_ref().map_or(&[][..], |rare| &rare.maps);
+    let (maps, count) = (of_copies.len(), of_copies.len() + call.values.len());
     assert!(count < MOST_ARGUMENTS, "BUG: {} has {count} arguments", call.function);
-    for (pointer, map) in pointers.iter_mut().zip(call.maps.iter()) {
+    for (pointer, map) in pointers.iter_mut().zip(of_copies) {
         *pointer = ptr::from_ref(map).cast_mut().cast();
     }
     for (pointer, value) in pointers[maps..].iter_mut().zip(call.values.iter().chain([&post])) {
@@ -155,7 +162,7 @@ fn with_arguments<T>(
     if let Some((at, address)) = &scratch {
         pointers[maps + at] = address.pointer();
     }
-    if let Some(Table { at, words }) = &call.table {
+    if let Some(Table { at, words }) = call.rare.as_ref().and_then(|rare| rare.table.as_ref()) {
         pointers[maps + at] = words.as_ptr().cast_mut().cast();
     }
     take(pointers.as_mut_ptr())

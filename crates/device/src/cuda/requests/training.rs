@@ -5,7 +5,7 @@ use crate::{
     Access, Kernel,
     cuda::{
         kernels::{MOST_RUNS, NORM_THREADS, THREADS},
-        launch::{Call, Table, Value, address},
+        launch::{Call, Rare, Table, Value, address},
     },
     ops::{AdamRun, AdamWSpec, SquaredNorm},
 };
@@ -59,7 +59,8 @@ pub(super) fn adamw(spec: &AdamWSpec, accesses: &[Access]) -> Vec<Call> {
         values.push(Value::words([]));
         let blocks = (to - from).div_ceil(STEPPED);
         from = to;
-        Call { table: Some(table), ..Call::blocks("adamw", blocks, values) }
+        let rare = Rare { table: Some(table), ..Rare::default() };
+        Call { rare: Some(Box::new(rare)), ..Call::blocks("adamw", blocks, values) }
     };
     spec.runs.chunks(MOST_RUNS).map(&mut part).collect()
 }
