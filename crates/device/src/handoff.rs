@@ -228,6 +228,16 @@ impl<S, H> Ready<S, H> {
         self.len.fetch_sub(before - state.helps.len(), Ordering::Relaxed);
     }
 
+    /// Whether something may wait for a worker: one load.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.len.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether a stream waits for a worker.
+    pub(crate) fn has_streams(&self) -> bool {
+        !lock(&self.state).streams.is_empty()
+    }
+
     /// Blocks until there is something to do.
     pub(crate) fn take(&self) -> Work<S, H> {
         for look in 0..Self::LOOKS {

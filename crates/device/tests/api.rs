@@ -55,4 +55,5 @@ mod api {
     mod search_orders; // which orders a search leaves out
     mod stress; // random programs against a serial model
     mod transfers; // values to the device and back
+    mod workers; // how workers of a host share themselves between streams
 }

@@ -29,6 +29,10 @@ const SMALL_BATCH: usize = 16;
 /// Turns of a spin loop that a worker then leaves the inbox alone for: about a microsecond.
 const LINGER: usize = if cfg!(miri) { 0 } else { 40 };
 
+/// A worker that has had a stream for so long leaves it between two operations if others wait: they may be short, and
+/// somebody may wait for what they tell.
+const SLICE: Duration = Duration::from_micros(500);
+
 /// The worker pool.
 pub(crate) struct CpuEngine {
     pool: Arc<Pool>,
@@ -147,8 +151,9 @@ impl Pool {
         }
     }
 
-    /// Runs a stream until it is empty or must wait.
+    /// Runs a stream until it is empty, must wait, or has been run for long while others wait for a worker.
     fn run(&self, stream: &Arc<StreamInner>) {
+        let begin = Instant::now();
         let mut lane = stream.lane.lock().unwrap_or_else(|poison| poison.into_inner());
         let lane = &mut *lane;
         // Whoever gave the stream back has ended it.
@@ -176,6 +181,10 @@ impl Pool {
                         progress.fetch_add(1, Ordering::Relaxed);
                         if let OpAt::Eager(body) = op {
                             *item = Item::Op(body);
+                        }
+                        if self.ready.may_wait() && begin.elapsed() >= SLICE && self.ready.has_streams() {
+                            self.ready.push(Waiter::Stream(stream.clone()));
+                            return;
                         }
                     }
                     Item::Record(mark) => mark.complete().into_iter().for_each(|s| self.ready.push(s)),
