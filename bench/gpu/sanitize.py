@@ -55,12 +55,13 @@ def verdict(tool, code, text):
     return CLEAN
 
 
-def environment(folder, kernels):
-    """Tests take turns on a card by a file in their temporary folder; each process has one of its own here."""
+def environment(folder, kernels, limit):
+    """Tests take turns on a card by a file in their temporary folder; each process has one of its own here. Machines wait for
+    as long as the test may take."""
     folder.mkdir(parents=True)
     if kernels.exists():
         shutil.copytree(kernels, folder / kernels.name)
-    return {**os.environ, **ENVIRONMENT, "TMPDIR": str(folder)}
+    return {**os.environ, **ENVIRONMENT, "TMPDIR": str(folder), "WARPWEFT_TEST_TIMEOUT_S": str(max(1, int(limit)))}
 
 
 def ended_within(seconds, command, env):
@@ -83,7 +84,7 @@ def check(options, kernels, tool, test, scratch):
         return LATE, 0.0
     command = [options.sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20", options.binary, test,
                "--exact", "--test-threads=1", "--nocapture"]
-    code, text = ended_within(left, command, environment(scratch / name, kernels))
+    code, text = ended_within(left, command, environment(scratch / name, kernels, left))
     found = LATE if code is None else verdict(tool, code, text)
     (options.out / f"{name}.txt").write_text(text)
     return found, time.monotonic() - begin
@@ -121,7 +122,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
         # Kernels are compiled once, without a tool.
-        first = environment(scratch / "first", scratch / "none")
+        first = environment(scratch / "first", scratch / "none", options.limit)
         subprocess.run([options.binary, tests[0], "--exact"], capture_output=True, timeout=120, env=first)
         kernels = scratch / "first" / "warpweft-test-kernels"
         if not kernels.exists():

@@ -8,6 +8,15 @@ use device::{Fresh, Machine, Options};
 /// not waited for what never comes, however busy the host.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
+/// What says how many seconds a machine waits where a tool makes everything slower, as `bench/gpu/sanitize.py` does.
+const PATIENCE: &str = "WARPWEFT_TEST_TIMEOUT_S";
+
+fn patience() -> Duration {
+    let seconds =
+        std::env::var(PATIENCE).ok().map(|word| word.parse().expect("whole seconds in WARPWEFT_TEST_TIMEOUT_S"));
+    seconds.map_or(LIMIT, Duration::from_secs)
+}
+
 /// For claims in which somebody never comes.
 pub(crate) const SHORT: Duration = Duration::from_millis(150);
 
@@ -23,7 +32,7 @@ impl Driver {
 
     /// Fresh memory is poisoned, so that a read before the first write shows.
     pub(crate) fn machine(&self) -> Machine {
-        self.limited(LIMIT)
+        self.limited(patience())
     }
 
     pub(crate) fn limited(&self, timeout: Duration) -> Machine {
