@@ -300,11 +300,12 @@ impl Config {
         for text in overrides {
             reader.set(text.as_ref());
         }
-        let config = rules::read(&mut reader, base);
-        let between = rules::between_settings(&config, &reader);
-        reader.check(between);
-        reader.check(rules::not_yet(&config));
-        let violations = reader.finish();
+        let given = reader.clone();
+        let accepts = |proposal: &Setting| {
+            let (_, violations) = read_and_check(given.with(proposal), base, &|_| false);
+            !violations.iter().any(|violation| violation.names(&proposal.key))
+        };
+        let (config, violations) = read_and_check(reader, base, &accepts);
         if violations.is_empty() {
             return Ok(config);
         }
@@ -358,6 +359,15 @@ impl Config {
         let (min_lr, decay_steps) = (min_lr.unwrap_or(lr), decay_steps.unwrap_or(0));
         Schedule { kind, lr, min_lr, warmup_steps, decay_steps, steps: self.train.steps }
     }
+}
+
+/// Reads everything and checks the whole. Whether a proposal would be taken says `accepts`.
+fn read_and_check(mut reader: Reader, base: &Path, accepts: &dyn Fn(&Setting) -> bool) -> (Config, Vec<Violation>) {
+    let config = rules::read(&mut reader, base);
+    let between = rules::between_settings(&config, &reader);
+    reader.check(between);
+    reader.check(rules::not_yet(&config));
+    (config, reader.finish(accepts))
 }
 
 impl DataConfig {

@@ -4,12 +4,29 @@
 ///
 /// None if every candidate is so far away that it would be a guess: more than half of the longer word.
 pub(crate) fn nearest_word<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
-    candidates
+    nearest_words(word, candidates, 2).first().copied()
+}
+
+/// All candidates with the fewest edits from `word`; none if that is more than one in `letters` of the longer word.
+pub(crate) fn nearest_words<'c>(
+    word: &str,
+    candidates: impl IntoIterator<Item = &'c str>,
+    letters: usize,
+) -> Vec<&'c str> {
+    let near: Vec<(usize, &str)> = candidates
         .into_iter()
         .map(|candidate| (edits(word, candidate), candidate))
-        .filter(|(edits, candidate)| 2 * edits <= word.chars().count().max(candidate.chars().count()))
-        .min_by_key(|(edits, _)| *edits)
-        .map(|(_, candidate)| candidate)
+        .filter(|(edits, candidate)| letters * edits <= word.chars().count().max(candidate.chars().count()))
+        .collect();
+    let fewest = near.iter().map(|(edits, _)| *edits).min();
+    near.into_iter().filter(|(edits, _)| Some(*edits) == fewest).map(|(_, candidate)| candidate).collect()
+}
+
+/// Whether two keys have a word in common (`batch_size`, `global_batch`), or `known` contains all of `key`.
+pub(crate) fn shares_word(key: &str, known: &str) -> bool {
+    // One or two letters are in many keys by chance.
+    let contained = key.chars().count() > 2 && known.contains(key);
+    contained || key.split('_').any(|word| !word.is_empty() && known.split('_').any(|other| other == word))
 }
 
 /// Edit distance with swaps of neighbours ("optimal string alignment").
@@ -75,6 +92,22 @@ mod tests {
         assert_eq!(nearest("beta"), Some("beta1"));
         assert_eq!(nearest("pipeline"), None);
         assert_eq!(nearest(""), None);
+    }
+
+    #[test]
+    fn of_words_that_are_equally_near_all_are_told_and_fewer_edits_are_allowed_where_the_limit_is_lower() {
+        let keys = ["beta1", "beta2", "eps", "order"];
+        assert_eq!(nearest_words("beta", keys, 2), ["beta1", "beta2"]);
+        assert_eq!(nearest_words("workers", keys, 2), ["order"]);
+        assert!(nearest_words("workers", keys, 4).is_empty());
+    }
+
+    #[test]
+    fn keys_share_whole_words_or_contain_more_than_two_letters() {
+        assert!(shares_word("batch", "global_batch") && shares_word("batch_size", "micro_batch"));
+        assert!(shares_word("tp_size", "tp") && shares_word("product", "measure_products"));
+        assert!(!shares_word("momentum", "moments") && !shares_word("at", "path") && !shares_word("", "path"));
+        assert!(!shares_word("a__b", "c__d"));
     }
 
     #[test]

@@ -2,13 +2,14 @@
 
 use super::{
     choices::Choice,
-    nearest::nearest_word,
-    violation::{Range, Rule, Setting, Violation},
+    nearest::{nearest_word, nearest_words, shares_word},
+    violation::{Range, Rule, Setting, SettingValue, Violation},
 };
 use std::fmt;
 use toml::{Table, Value};
 
 /// A configuration being read, section by section.
+#[derive(Clone)]
 pub(crate) struct Reader {
     table: Table,
     violations: Vec<Violation>,
@@ -50,6 +51,19 @@ impl Reader {
                 entry.insert(key.to_owned(), override_value(value));
             }
         }
+    }
+
+    /// A copy in which a proposal is followed; where its section is none, it becomes one.
+    pub(crate) fn with(&self, proposal: &Setting) -> Reader {
+        let mut followed = self.clone();
+        let section = proposal.key.split_once('.').map(|(section, _)| section);
+        if let (SettingValue::Toml(value), Some(section)) = (&proposal.value, section) {
+            if !followed.table.get(section).is_some_and(Value::is_table) {
+                followed.table.insert(section.to_owned(), Value::Table(Table::new()));
+            }
+            followed.set(&format!("{}={value}", proposal.key));
+        }
+        followed
     }
 
     /// Reads a section; one that is absent is read as empty.
@@ -94,53 +108,72 @@ impl Reader {
         self.violations.extend(violations.into_iter().filter(of_good));
     }
 
-    /// All violations; what nobody asked for is one.
-    pub(crate) fn finish(mut self) -> Vec<Violation> {
+    /// All violations; what nobody asked for is one. A setting that is wrong by itself comes with proposals that
+    /// `accepts` has tried, or with none.
+    pub(crate) fn finish(mut self, accepts: &dyn Fn(&Setting) -> bool) -> Vec<Violation> {
+        for violation in self.violations.iter_mut().filter(|violation| violation.rule.is_of_one_setting()) {
+            violation.nearest.retain(|proposal| proposal.value == SettingValue::Text || accepts(proposal));
+        }
         let sections: Vec<&'static str> = self.known.iter().map(|(name, _)| *name).collect();
         for (name, value) in std::mem::take(&mut self.table) {
             let (nearest, setting) = match value {
-                Value::Table(_) => {
+                Value::Table(values) => {
                     let near = nearest_word(&name, sections.iter().copied());
-                    let near = near.map(Setting::section);
-                    (near, Setting::section(&name))
+                    // A section that has nothing like what stands here is not meant.
+                    let has_any = |near: &&str| values.is_empty() || values.keys().any(|key| self.has_like(near, key));
+                    (near.filter(has_any).map(Setting::section).into_iter().collect(), Setting::section(&name))
                 }
-                value => (self.elsewhere(&name, &value, None), Setting::new(&name, value)),
+                value => (self.meant_by(&name, &value, None, accepts), Setting::new(&name, value)),
             };
             self.push(Violation {
                 settings: vec![setting],
                 rule: Rule::UnknownSection { known: sections.clone() },
-                nearest: nearest.into_iter().collect(),
+                nearest,
             });
         }
         for (section, values) in std::mem::take(&mut self.left) {
             let known = self.keys(section).to_vec();
             for (key, value) in values {
-                let nearest = self.elsewhere(&key, &value, Some(section));
+                let nearest = self.meant_by(&key, &value, Some(section), accepts);
                 self.push(Violation {
                     settings: vec![Setting::new(format!("{section}.{key}"), value)],
                     rule: Rule::UnknownKey { section, known: known.clone() },
-                    nearest: nearest.into_iter().collect(),
+                    nearest,
                 });
             }
         }
         self.violations
     }
 
-    /// Where an unknown key belongs: a key that is spelled the same in another section, else the nearest in its own,
-    /// else the nearest anywhere.
-    fn elsewhere(&self, key: &str, value: &Value, section: Option<&'static str>) -> Option<Setting> {
-        let all = || self.known.iter().flat_map(|(section, keys)| keys.iter().map(move |key| (*section, *key)));
-        let same = all().find(|(_, known)| *known == key);
-        let own = || {
-            let section = section?;
-            Some((section, nearest_word(key, self.keys(section).iter().copied())?))
-        };
-        let any = || {
-            let near = nearest_word(key, all().map(|(_, known)| known))?;
-            all().find(|(_, known)| *known == near)
-        };
-        let (section, key) = same.or_else(own).or_else(any)?;
-        Some(Setting::new(format!("{section}.{key}"), value))
+    /// What an unknown key may stand for, tried with its value: a key that is spelled the same in another section; else
+    /// the nearest in its own; else those in its own that share a word with it; else one that is a slip away elsewhere.
+    fn meant_by(
+        &self,
+        key: &str,
+        value: &Value,
+        section: Option<&'static str>,
+        accepts: &dyn Fn(&Setting) -> bool,
+    ) -> Vec<Setting> {
+        type Keys = [&'static str];
+        type Like<'a> = &'a dyn Fn(&Keys) -> Vec<&'static str>;
+        let (own, others): (Vec<_>, Vec<_>) = self.known.iter().partition(|(name, _)| Some(*name) == section);
+        let same = |keys: &Keys| keys.iter().copied().filter(|known| *known == key).collect();
+        let near = |keys: &Keys| nearest_words(key, keys.iter().copied(), 2);
+        let sharing = |keys: &Keys| keys.iter().copied().filter(|known| shares_word(key, known)).collect();
+        // Elsewhere there are so many keys that one of them is always near.
+        let slip = |keys: &Keys| nearest_words(key, keys.iter().copied(), 4);
+        let ways: [(_, Like<'_>); 4] = [(&others, &same), (&own, &near), (&own, &sharing), (&others, &slip)];
+        let accepted = ways.into_iter().map(|(sections, like)| -> Vec<Setting> {
+            let keys = sections.iter().flat_map(|(name, keys)| like(keys).into_iter().map(move |key| (name, key)));
+            keys.map(|(name, key)| Setting::new(format!("{name}.{key}"), value)).filter(accepts).collect()
+        });
+        accepted.into_iter().find(|proposals| !proposals.is_empty()).unwrap_or_default()
+    }
+
+    /// Whether a section has a key that `key` may stand for.
+    fn has_like(&self, section: &str, key: &str) -> bool {
+        let keys = self.keys(section);
+        nearest_word(key, keys.iter().copied()).is_some() || keys.iter().any(|known| shares_word(key, known))
     }
 
     fn keys(&self, section: &str) -> &[&'static str] {
@@ -242,10 +275,11 @@ impl Section {
         }
     }
 
-    pub(crate) fn text(&mut self, key: &'static str) -> Option<String> {
+    /// A string; `form` says what stands in it, with an example.
+    pub(crate) fn text(&mut self, key: &'static str, form: &'static str) -> Option<String> {
         match self.take(key)? {
             Value::String(text) => Some(text),
-            other => self.wrong_type(key, &other, Wanted::Text),
+            other => self.wrong_type(key, &other, Wanted::Text { form }),
         }
     }
 
@@ -345,7 +379,7 @@ enum Wanted {
     Whole,
     Number,
     Flag,
-    Text,
+    Text { form: &'static str },
     Texts,
 }
 
@@ -355,7 +389,7 @@ impl Wanted {
             Wanted::Whole => "a whole number",
             Wanted::Number => "a number",
             Wanted::Flag => "true or false",
-            Wanted::Text => "a string",
+            Wanted::Text { form } => form,
             Wanted::Texts => "a string or a list of strings",
         }
     }
@@ -370,7 +404,7 @@ impl Wanted {
                 value.to_string().trim_matches('"').to_lowercase().as_str(),
                 "false" | "no" | "off" | "0" | "none"
             ))),
-            Wanted::Text | Wanted::Texts => match value {
+            Wanted::Text { .. } | Wanted::Texts => match value {
                 Value::Array(list) if self == Wanted::Texts => Some(Value::Array(list.iter().map(as_text).collect())),
                 Value::Array(_) | Value::Table(_) => None,
                 scalar => Some(as_text(scalar)),

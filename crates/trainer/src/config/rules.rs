@@ -65,7 +65,7 @@ fn read_data(s: &mut Section, base: &Path) -> DataConfig {
     }
     let tokenizer = tokenizer.unwrap_or(TokenizerKind::Bytes);
     let usual = "0.95,0.05";
-    let written = s.text("split").unwrap_or_else(|| usual.to_owned());
+    let written = s.text("split", "a string of weights like \"0.95,0.05\"").unwrap_or_else(|| usual.to_owned());
     let split = written.parse().unwrap_or_else(|problem: data::DataError| {
         s.push(Violation {
             settings: vec![Setting::text("data.split", &written)],
@@ -134,7 +134,7 @@ fn usual_heads(arch: Arch, dim: usize) -> usize {
 fn read_layout(s: &mut Section) -> LayoutConfig {
     let mut size = |axis| s.small(axis, 1).unwrap_or(1);
     let [tp, gtp, cp, ep, dp, pp] = ["tp", "gtp", "cp", "ep", "dp", "pp"].map(&mut size);
-    let order = s.text("order").unwrap_or_else(|| Order::DEFAULT.to_owned());
+    let order = s.text("order", "a string of axes like \"tp-gtp-dp\"").unwrap_or_else(|| Order::DEFAULT.to_owned());
     let sequence_parallel = s.flag("sequence_parallel").or((tp > 1).then_some(false));
     LayoutConfig { tp, gtp, cp, ep, dp, pp, order, sequence_parallel }
 }

@@ -183,7 +183,7 @@ fn a_value_of_the_wrong_kind_names_the_key_and_what_is_wanted() {
         ("data.path=3", "must be a string or a list of strings, not integer\n    nearest valid: data.path = \"3\""),
         ("data.path=[\"a\", 3]", "strings, not array\n    nearest valid: data.path = [\"a\", \"3\"]"),
         ("data.path=", "must be set"),
-        ("data.split=0.9", "nearest valid: data.split = \"0.9\""),
+        ("data.split=0.9", "must be a string of weights like \"0.95,0.05\", not float"),
         ("device.threads=0", "must be a whole number from 1"),
         ("model.arch=2", "must be one of \"gpt2\", \"llama\"\n    nearest valid: model.arch = \"gpt2\""),
         (
@@ -199,6 +199,69 @@ fn a_value_of_the_wrong_kind_names_the_key_and_what_is_wanted() {
     }
     let section = report("model = 3", &["model.layers=2"]).to_string();
     assert!(section.contains("model = 3\n    must be a section, not integer"), "{section}");
+    // What must be set in it is proposed as if it were one.
+    assert!(report("model = 3", &[]).to_string().contains("nearest valid: model.dim = 128"));
+}
+
+#[test]
+fn an_unknown_key_comes_with_those_of_its_section_that_are_like_it_and_take_its_value() {
+    let cases = [
+        ("train.batch=4", "train.global_batch = 4  or  train.micro_batch = 4"),
+        // Eight sequences on two ranks: no rank has eight of them.
+        ("train.batch=8", "train.global_batch = 8"),
+        ("model.n_heads=4", "model.heads = 4"),
+        ("optimizer.warmup=3", "optimizer.warmup_steps = 3"),
+        ("optimizer.beta=0.5", "optimizer.beta1 = 0.5  or  optimizer.beta2 = 0.5"),
+        // eval_samples would have no effect without an interval.
+        ("train.eval=5", "train.eval_interval = 5"),
+        // Spelled the same elsewhere: eps and warmup_steps are less like it.
+        ("optimizer.steps=5", "train.steps = 5"),
+        ("model.seed=5", "train.seed = 5  or  device.seed = 5"),
+        // A slip away elsewhere.
+        ("train.layer=3", "model.layers = 3"),
+    ];
+    for (setting, nearest) in cases {
+        let text = only(&[setting, "layout.dp=2"]);
+        assert!(text.ends_with(&format!("nearest valid: {nearest}")), "{setting}: {text}");
+    }
+}
+
+#[test]
+fn an_unknown_key_that_is_like_none_that_takes_its_value_comes_with_the_names_there_are() {
+    let cases = [
+        ("device.workers=4", "there is no such key; [device] has: kind, threads, seed"),
+        ("optimizer.momentum=0.9", "there is no such key; [optimizer] has: lr, schedule"),
+        // layout.order would take it, and is not like it.
+        ("device.workers=tp-dp", "there is no such key; [device] has: kind, threads, seed"),
+        // Near, but not with this value.
+        ("train.batch=many", "there is no such key; [train] has: steps, global_batch"),
+        ("precision.grads=bf16", "there is no such key; [precision] has: param, grad"),
+        // A section that is spelled a little like one that has nothing of the kind.
+        ("layers.count=3", "there is no such section; sections: data, model, layout"),
+    ];
+    for (setting, names) in cases {
+        let text = only(&[setting]);
+        assert!(text.contains(names) && !text.contains("nearest"), "{setting}: {text}");
+    }
+}
+
+#[test]
+fn a_value_that_would_be_refused_in_its_turn_is_not_proposed() {
+    let cases = [
+        ("data.split=0.9", "must be a string of weights like \"0.95,0.05\", not float"),
+        ("layout.order=4", "must be a string of axes like \"tp-gtp-dp\", not integer"),
+        ("model.heads=\"3\"", "must be a whole number, not string"),
+        // Nothing is captured whose operations could have an order.
+        ("graph.order=best", "must be one of \"accesses\", \"submission\""),
+        ("gtp.look_ahead=-1", "must be a whole number from 0 to 4294967295"),
+    ];
+    for (setting, wanted) in cases {
+        let text = only(&[setting]);
+        assert!(text.ends_with(wanted), "{setting}: {text}");
+    }
+    // With other settings they are taken.
+    assert!(only(&["model.heads=\"4\""]).ends_with("nearest valid: model.heads = 4"));
+    assert!(only(&["graph.order=best", "graph.scope=step"]).ends_with("nearest valid: graph.order = \"accesses\""));
 }
 
 #[test]

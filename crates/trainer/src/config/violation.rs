@@ -61,8 +61,16 @@ pub struct Violation {
     pub settings: Vec<Setting>,
     /// What must hold.
     pub rule: Rule,
-    /// The nearest settings that keep the rule; each of them is enough.
+    /// The nearest settings that keep the rule; each of them is enough. Those for a setting that is wrong by itself were
+    /// tried with everything else that is set: there may be none.
     pub nearest: Vec<Setting>,
+}
+
+impl Violation {
+    /// Whether it is about a setting, alone or with others.
+    pub(crate) fn names(&self, key: &str) -> bool {
+        self.settings.iter().any(|setting| setting.key == key)
+    }
 }
 
 impl fmt::Display for Violation {
@@ -205,6 +213,14 @@ pub enum Rule {
         /// What is missing.
         what: NotYet,
     },
+}
+
+impl Rule {
+    /// Whether it is about one setting, whatever the others are.
+    pub(crate) fn is_of_one_setting(&self) -> bool {
+        use Rule::{OneOf, Range, Required, Split, Type};
+        matches!(self, OneOf { .. } | Range { .. } | Required { .. } | Split { .. } | Type { .. })
+    }
 }
 
 /// Which numbers are valid.

@@ -1,6 +1,6 @@
 //! What this machine and this build have, and what is missing.
 
-use device::cuda;
+use device::cuda::{self, CudaError};
 
 use crate::{
     config::{Config, DeviceKind},
@@ -63,10 +63,13 @@ impl Doctor {
     /// Adds what a run of `config` would meet here.
     pub fn hold_against(&mut self, config: &Config, plan: &RunPlan) {
         let placement = Placement::of(config);
-        self.findings.push(threads_fit(&placement));
+        let on_cards = config.device.kind == DeviceKind::Cuda;
+        let placed = if on_cards { cards_compute(&placement, cuda::count_cards()) } else { threads_fit(&placement) };
+        let has_cards = on_cards && placed.state.is_ok();
+        self.findings.push(placed);
         self.findings.push(memory_fits(plan.bytes(), memory()));
         self.findings.extend(plan.hint.as_ref().map(|hint| missing("fast products", hint)));
-        if config.device.kind == DeviceKind::Cuda {
+        if has_cards {
             self.findings.push(algorithms(config.device.measure_products, plan.products.len()));
         }
         self.findings.push(match config.data.random_tokens {
@@ -102,9 +105,9 @@ fn build() -> Vec<Finding> {
     vec![
         found("drivers", drivers),
         match cuda::count_cards() {
-            Ok(0) => missing("cuda driver", "it finds no card; runs are on the CPU"),
+            Ok(0) => missing("cuda driver", "it finds no card; device.kind = \"cuda\" cannot run here"),
             Ok(count) => found("cuda driver", format!("{count} card{}", if count == 1 { "" } else { "s" })),
-            Err(error) => missing("cuda driver", &format!("{error}; runs are on the CPU")),
+            Err(error) => missing("cuda driver", &format!("{error}; device.kind = \"cuda\" cannot run here")),
         },
         found("local transport", "ranks are threads of this process".to_owned()),
         match cuda::find_nccl() {
@@ -122,11 +125,21 @@ fn build() -> Vec<Finding> {
     ]
 }
 
+/// Cards for a configuration that wants some.
+fn cards_compute(placement: &Placement, cards: Result<u32, CudaError>) -> Finding {
+    let what = "cards";
+    let why = match cards {
+        Ok(0) => "this host has no card".to_owned(),
+        Ok(cards) => return found(what, format!("{placement}: {cards} to compute")),
+        Err(error) => error.to_string(),
+    };
+    missing(what, &format!("this configuration cannot run here, set device.kind = \"cpu\": {why}"))
+}
+
 /// Threads that compute against cores that they get.
 fn threads_fit(placement: &Placement) -> Finding {
     let what = "threads";
     match placement.cores {
-        _ if placement.device == DeviceKind::Cuda => found(what, format!("{placement}: the card computes")),
         _ if placement.device != DeviceKind::Cpu => found(what, format!("{placement}: one thing at a time")),
         Some(cores) if placement.workers > cores => {
             missing(what, &format!("{placement}: they take turns, and a run is slower than with threads = {cores}"))
@@ -275,6 +288,34 @@ mod tests {
         assert!(memory_fits(2 << 30, memory).state.unwrap_err().contains("plans 2.00 GiB, 1.00 GiB are free"));
         assert!(memory_fits(1 << 29, memory).state.is_ok());
         assert!(memory_fits(1 << 40, None).state.is_ok());
+    }
+
+    #[test]
+    fn a_configuration_for_cards_cannot_run_where_there_is_none_and_is_told_what_can() {
+        let placement =
+            Placement { ranks: 1, axes: String::new(), device: DeviceKind::Cuda, workers: 0, cores: Some(4) };
+        let no_driver = CudaError::Missing { library: "libcuda", what_for: "the NVIDIA driver" };
+        for (cards, why) in [(Ok(0), "this host has no card"), (Err(no_driver), "there is no libcuda here")] {
+            let Finding { what, state } = cards_compute(&placement, cards);
+            let means = state.unwrap_err();
+            let told = format!("this configuration cannot run here, set device.kind = \"cpu\": {why}");
+            assert!(what == "cards" && means.starts_with(&told), "{means}");
+        }
+        assert_eq!(cards_compute(&placement, Ok(2)).state.unwrap(), "1 rank on cuda: 2 to compute");
+    }
+
+    #[test]
+    fn what_is_said_of_a_configuration_for_cards_is_what_its_run_would_meet() {
+        let text = "[model]\nlayers = 1\ndim = 64\nseq_len = 8\n[train]\nsteps = 1\nglobal_batch = 1\n\
+                    [data]\nrandom_tokens = 1000\n[device]\nkind = \"cuda\"\n";
+        let config = Config::parse(text, "a.toml".as_ref(), "/".as_ref(), &[""; 0]).unwrap();
+        let mut doctor = Doctor { findings: Vec::new() };
+        doctor.hold_against(&config, &crate::train::plan_run(&config).unwrap());
+        let of = |what| doctor.findings.iter().find(|finding| finding.what == what);
+        let has_cards = cuda::count_cards().is_ok_and(|cards| cards > 0);
+        assert_eq!(of("cards").map(|cards| cards.state.is_ok()), Some(has_cards), "{doctor}");
+        assert_eq!(of("products").is_some(), has_cards, "{doctor}");
+        assert_eq!(of("threads"), None, "{doctor}");
     }
 
     #[test]

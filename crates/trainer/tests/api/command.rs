@@ -183,6 +183,29 @@ fn plan_draws_a_step_that_nobody_ran() {
 }
 
 #[test]
+fn the_readme_shows_every_command_with_every_option() {
+    let page = include_str!("../../README.md");
+    let help = |args: &[&str]| stdout(&trainer(args));
+    // Names stand at the begin of a line in a block of two spaces.
+    let commands = help(&["--help"]);
+    let commands = commands.split_once("Commands:\n").unwrap().1.split_once("\n\n").unwrap().0;
+    let names = commands.lines().filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
+    let mut count = 0;
+    for name in names {
+        count += 1;
+        let shown: String = page.lines().filter(|line| line.starts_with(&format!("trainer {name} "))).collect();
+        let help = help(&[name, "--help"]);
+        let options = help.split_whitespace().filter(|word| word.starts_with("--") && *word != "--help");
+        let options = options.map(|word| word.split(|c: char| !c.is_alphabetic() && c != '-').next().unwrap());
+        for option in options {
+            assert!(shown.contains(&format!("{option} ")) || shown.contains(&format!("{option}]")), "{name} {option}");
+        }
+        assert!(!shown.is_empty(), "{name}");
+    }
+    assert!(count >= 6, "{commands}");
+}
+
+#[test]
 fn doctor_names_what_is_there_and_holds_a_configuration_against_it() {
     let plain = stdout(&trainer(&["doctor"]));
     let always = ["cores", "memory", "thread limit", "drivers", "local transport", "nccl transport", "mpi transport"];

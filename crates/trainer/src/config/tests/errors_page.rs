@@ -20,6 +20,9 @@ pub(super) const CHAPTERS: &[Chapter] = &[
             &["optimiser.lr=1e-3"],
             &["optimizer.learning_rate=1e-3"],
             &["train.lr=1e-3"],
+            &["train.batch=4"],
+            &["device.workers=4"],
+            &["optimizer.momentum=0.9"],
             &["data.path=[]"],
             &["train.steps=1.5"],
             &["model=3"],
@@ -201,7 +204,8 @@ fn every_configuration_error_is_shown_in_the_docs() {
     let mut page = String::from(
         "# What a bad configuration says\n\n\
          Everything that is wrong is told in one report, before anything is started: the settings with their values, the\n\
-         rule, and the nearest settings that keep it, each of which is enough for that rule. Below is every message, with\n\
+         rule, and the nearest settings that keep it, each of which is enough for that rule. What is proposed for a setting\n\
+         that is wrong by itself was tried: where nothing would be taken, nothing is proposed. Below is every message, with\n\
          what leads to it when it is put over this configuration. The page is written by a test.\n",
     );
     write!(page, "\n```toml\n{}\n```\n", SMALL.trim()).unwrap();
