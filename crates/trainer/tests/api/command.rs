@@ -186,10 +186,11 @@ fn plan_draws_a_step_that_nobody_ran() {
 fn the_readme_shows_every_command_with_every_option() {
     let page = include_str!("../../README.md");
     let help = |args: &[&str]| stdout(&trainer(args));
-    // Names stand at the begin of a line in a block of two spaces.
+    // Names stand two spaces from the begin of a line; what is further in goes on with the line before.
     let commands = help(&["--help"]);
     let commands = commands.split_once("Commands:\n").unwrap().1.split_once("\n\n").unwrap().0;
-    let names = commands.lines().filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
+    let named = commands.lines().filter_map(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with(' '));
+    let names = named.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
     let mut count = 0;
     for name in names {
         count += 1;
