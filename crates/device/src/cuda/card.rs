@@ -1,9 +1,7 @@
 //! A card: its context, and what is made once for it.
 
 use std::{
-    collections::HashMap,
     ffi::CString,
-    hash::{BuildHasherDefault, Hasher},
     path::PathBuf,
     ptr,
     sync::{Arc, Mutex, MutexGuard, OnceLock},
@@ -19,7 +17,7 @@ use super::{
     compile::{self, Cache},
     cudnn::Cudnn,
     error::check,
-    fnv,
+    functions::{Functions, Loaded},
     fused::Sums,
     hopper, kernels,
     launch::Call,
@@ -92,8 +90,7 @@ pub(crate) struct Card {
     pub(super) multiprocessors: u32,
     pub(super) device: sys::CUdevice,
     context: Context,
-    /// By name.
-    functions: HashMap<&'static str, Loaded, BuildHasherDefault<OfName>>,
+    functions: Functions,
     modules: Vec<Module>,
     /// Events that nobody uses.
     pub(super) events: Mutex<Vec<RawEvent>>,
@@ -121,35 +118,9 @@ pub(super) struct Context(pub(super) sys::CUcontext);
 pub(super) struct RawStream(pub(super) sys::CUstream);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct RawEvent(pub(super) sys::CUevent);
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Function(pub(super) sys::CUfunction);
 struct Module(sys::CUmodule);
-
-/// A function, and how many bytes of shared memory a launch may ask for.
-#[derive(Clone, Copy)]
-struct Loaded {
-    raw: Function,
-    shared: u32,
-}
-
-/// Names of functions are few, short and our own, and every launch looks one up.
-struct OfName(u64);
-
-impl Default for OfName {
-    fn default() -> OfName {
-        OfName(fnv::START)
-    }
-}
-
-impl Hasher for OfName {
-    fn write(&mut self, bytes: &[u8]) {
-        self.0 = fnv::add(self.0, bytes);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
 
 /// Handles are names that the driver gives out; it takes them from any thread that has their context.
 macro_rules! any_thread {
@@ -214,7 +185,7 @@ impl Card {
             multiprocessors: 0,
             device,
             context: Context(context),
-            functions: HashMap::default(),
+            functions: Functions::default(),
             modules: Vec::new(),
             events: Mutex::default(),
             pinned: Mutex::default(),
@@ -251,6 +222,12 @@ impl Card {
     /// Makes its context the calling thread's. Every entry of this driver begins with it.
     #[inline]
     pub(super) fn bind(&self) -> Result<(), CudaError> {
+        let mut current = ptr::null_mut();
+        // SAFETY: writes one handle. Asking takes less than half of what setting does.
+        let asked = unsafe { sys::cuCtxGetCurrent(&mut current) };
+        if asked == sys::CUresult::CUDA_SUCCESS && current == self.context.0 {
+            return Ok(());
+        }
         // SAFETY: the context is retained as long as this card lives.
         self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context.0) })
     }
@@ -293,7 +270,7 @@ impl Card {
     pub(super) fn function(&self, call: &Call) -> Result<Function, CudaError> {
         let (function, need) = (call.function, call.shared);
         let Loaded { raw, shared } =
-            *self.functions.get(function).unwrap_or_else(|| panic!("BUG: no kernel is called {function}"));
+            self.functions.get(function).unwrap_or_else(|| panic!("BUG: no kernel is called {function}"));
         if need > shared {
             return Err(CudaError::SharedMemory { function, card: self.ordinal, need, have: shared });
         }
@@ -312,7 +289,7 @@ impl Card {
 
     /// Whether it has our kernel for compute capability 9.0, and that takes products of `shape`.
     pub(super) fn multiplies(&self, shape: &ProductShape) -> bool {
-        hopper::function(shape).is_some_and(|function| self.functions.contains_key(function))
+        hopper::function(shape).is_some_and(|function| self.functions.get(function).is_some())
     }
 
     /// The library for attention, opened by the first one; none where the options say that kernels of ours compute it,

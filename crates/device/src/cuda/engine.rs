@@ -305,7 +305,7 @@ impl CudaEngine {
     /// Tells what kernels refused, and counts what has passed.
     fn settle(&self, stream: &StreamInner, passed: Passed) -> Vec<Item> {
         let device = &stream.device;
-        if !passed.items.is_empty() {
+        if passed.some {
             device.machine.progress.fetch_add(1, Ordering::Relaxed);
         }
         for (at, interval) in &passed.ran {
@@ -331,7 +331,7 @@ impl CudaEngine {
     fn look(&self, device: &DeviceInner) {
         for stream in self.open_streams().iter().filter(|stream| std::ptr::eq(&*stream.device, device)) {
             let mut passed = Passed::default();
-            stream_on_card(stream).take_passed(&mut passed);
+            stream_on_card(stream).take_all_passed(&mut passed);
             drop(self.settle(stream, passed));
         }
     }
@@ -422,7 +422,7 @@ impl CudaEngine {
         let limit = if self.cliques.some_stand() { timeout.min(STANDING) } else { timeout };
         while on.has_operations() && on.card.lost().is_none() && begin.elapsed() < limit {
             let mut passed = Passed::default();
-            on.take_passed(&mut passed);
+            on.take_all_passed(&mut passed);
             drop(self.settle(stream, passed));
             if !end.is_done() {
                 thread::sleep(PAUSE);

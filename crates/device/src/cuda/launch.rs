@@ -95,6 +95,11 @@ impl Call {
         let blocks = blocks.clamp(1, MOST_BLOCKS) as u32;
         Call { function, blocks, threads: THREADS, shared: 0, scratch: None, values, rare: None }
     }
+
+    /// Bytes to work in; none: it needs no workspace at all.
+    pub(super) fn scratch(&self) -> Option<usize> {
+        self.scratch.map(|scratch| scratch.bytes)
+    }
 }
 
 impl Value {
@@ -205,7 +210,7 @@ impl Ready {
 
     /// Bytes to work in; none: it needs no workspace at all.
     pub(super) fn scratch(&self) -> Option<usize> {
-        self.call.scratch.map(|scratch| scratch.bytes)
+        self.call.scratch()
     }
 
     /// As [`launch`].

@@ -41,6 +41,7 @@ impl State {
 
 impl Line {
     /// Gives `item` back to a caller who is to run the line, beginning with it; keeps it behind others else.
+    #[inline]
     pub(super) fn enter(&self, item: Item) -> Option<Item> {
         let mut held = lock(&self.0);
         if matches!(held.state, State::Idle) {
@@ -62,6 +63,7 @@ impl Line {
     }
 
     /// The next item for whoever runs the line; none at its end.
+    #[inline]
     pub(super) fn next(&self) -> Option<Item> {
         let mut held = lock(&self.0);
         let next = held.items.pop_front();

@@ -27,6 +27,7 @@ mod event; // marks on a card
 mod exec; // graphs of the driver's, and the gates in them
 mod fault; // which operation it was
 mod fnv; // bits that stand for bytes
+mod functions; // kernels by name
 mod fused; // attention as the library takes it
 mod gang; // launches that go to the card together
 mod graph; // captured graphs as CUDA graphs

@@ -78,7 +78,7 @@ pub(super) fn ready(card: &Card, kernel: &Kernel, accesses: &[Access]) -> Result
 }
 
 /// As [`settle`], one after the other to `take`.
-pub(super) fn each(
+fn each(
     card: &Card,
     kernel: &Kernel,
     accesses: &[Access],
@@ -86,8 +86,17 @@ pub(super) fn each(
 ) -> Result<(), CudaError> {
     match requests::steps(kernel, accesses, card.sums()) {
         Steps::One(call) => take(Launchable::Call(call)),
-        Steps::Several(steps) => steps.into_iter().try_for_each(|step| settle_one(card, step, take)),
+        Steps::Several(steps) => settle_each(card, steps, take),
     }
+}
+
+/// As [`each`], of steps that are several.
+pub(super) fn settle_each(
+    card: &Card,
+    steps: Vec<Step>,
+    take: &mut dyn FnMut(Launchable) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
+    steps.into_iter().try_for_each(|step| settle_one(card, step, take))
 }
 
 fn settle_one(
@@ -129,7 +138,7 @@ impl Launchable {
     /// Bytes to work in; none: it needs no workspace at all.
     pub(super) fn scratch(&self) -> Option<usize> {
         match self {
-            Launchable::Call(call) => call.scratch.map(|scratch| scratch.bytes),
+            Launchable::Call(call) => call.scratch(),
             Launchable::Product(product, plan) => {
                 (plan.workspace > 0 || product.shape.adds == Adds::PartOfC).then_some(plan.workspace)
             }

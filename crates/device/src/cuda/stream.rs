@@ -16,9 +16,10 @@ use super::{
     fault::{Post, Refused},
     graph::GraphOnCard,
     host::HostCall,
-    launch::Ready,
+    launch::{self, Ready},
     line::Line,
-    requests, steps,
+    requests,
+    steps::{self, Steps},
     times::Interval,
     workspace::Workspace,
 };
@@ -49,6 +50,8 @@ struct Flight {
     sent: VecDeque<Sent>,
     /// Operations since the last mark.
     loose: usize,
+    /// Kernels that the card has passed and nobody needs any more.
+    spent: Vec<Op>,
 }
 
 struct Sent {
@@ -92,13 +95,21 @@ pub(super) struct Passed {
     pub(super) ran: Vec<(usize, Interval)>,
     /// Values that kernels refused.
     pub(super) refused: Vec<(OpAt, OpError)>,
+    /// Kernels that go now.
+    spent: Vec<Op>,
+    /// There was something.
+    pub(super) some: bool,
 }
 
 /// Operations without a mark among them, at most; then one is made, so that what they hold can go.
-const LOOSE: usize = 64;
+const LOOSE: usize = 128;
+
+/// Spent operations that go with each item that comes: what is freed a little at a time, an allocator has at hand for
+/// what is made next. All at once would take several times as long.
+const GO: usize = 2;
 
 /// Items from one that looks what the card has passed to the next: asking the driver takes half of what a launch takes.
-const LOOK_EVERY: usize = 64;
+const LOOK_EVERY: usize = 128;
 
 /// Bytes of a workspace that is made, at least.
 const SMALLEST: usize = 1 << 20;
@@ -134,13 +145,21 @@ impl StreamOnCard {
                 call.launch(&self.card, self.raw, &self.post, operation, workspace.as_deref())
             });
         }
-        steps::each(&self.card, kernel, &op.accesses, &mut |step| {
-            let workspace = step.scratch().map(|bytes| self.workspace(bytes)).transpose()?;
-            step.launch(&self.card, self.raw, &self.post, operation, workspace.as_deref())
-        })
+        match requests::steps(kernel, &op.accesses, self.card.sums()) {
+            // Most operations: what is launched stays where it was written.
+            Steps::One(call) => {
+                let workspace = call.scratch().map(|bytes| self.workspace(bytes)).transpose()?;
+                launch::launch(&self.card, self.raw, &call, &self.post, operation, workspace.as_deref())
+            }
+            Steps::Several(several) => steps::settle_each(&self.card, several, &mut |step| {
+                let workspace = step.scratch().map(|bytes| self.workspace(bytes)).transpose()?;
+                step.launch(&self.card, self.raw, &self.post, operation, workspace.as_deref())
+            }),
+        }
     }
 
     /// What `op` keeps, if it was submitted before or may be again. One that nobody else has is encoded on its way.
+    #[inline]
     fn ready<'o>(&self, op: &'o Op, kernel: &Kernel) -> Result<Option<&'o [Ready]>, CudaError> {
         let known = match op.ready() {
             None if op.is_shared() => Some(op.keep_ready(steps::ready(&self.card, kernel, &op.accesses)?)),
@@ -192,18 +211,32 @@ impl StreamOnCard {
         lock(&self.flight).sent.back().is_none_or(|sent| sent.mark().is_some())
     }
 
+    #[inline]
     fn add(&self, sent: Sent) -> bool {
         let mut flight = lock(&self.flight);
         flight.loose = if sent.mark().is_some() { 0 } else { flight.loose + 1 };
         flight.sent.push_back(sent);
-        flight.loose >= LOOSE
+        let (is_time, gone) = (flight.loose >= LOOSE, [(); GO].map(|()| flight.spent.pop()));
+        drop((flight, gone));
+        is_time
     }
 
-    /// Takes out what the card has passed, as far as its marks tell. On a broken card that is nothing.
+    /// Takes out what the card has passed, as far as its marks tell. On a broken card that is nothing. Kernels leave
+    /// their operations here, to go a few at a time.
     pub(super) fn take_passed(&self, passed: &mut Passed) {
+        self.pass(&mut lock(&self.flight), passed);
+    }
+
+    /// As [`StreamOnCard::take_passed`], with all that was left.
+    pub(super) fn take_all_passed(&self, passed: &mut Passed) {
         let mut flight = lock(&self.flight);
+        self.pass(&mut flight, passed);
+        passed.spent.append(&mut flight.spent);
+    }
+
+    fn pass(&self, Flight { sent, spent, .. }: &mut Flight, passed: &mut Passed) {
         let mut done = 0;
-        for (at, sent) in flight.sent.iter().enumerate() {
+        for (at, sent) in sent.iter().enumerate() {
             let Some(mark) = sent.mark() else { continue };
             if !mark.is_done() || self.card.lost().is_some() {
                 break;
@@ -214,9 +247,9 @@ impl StreamOnCard {
             return;
         }
         let eager = self.post.refused();
-        passed.items.reserve(done);
-        for sent in flight.sent.drain(..done) {
-            match &sent.item {
+        passed.some = true;
+        for Sent { item, along, .. } in sent.drain(..done) {
+            match &item {
                 Item::Op(body) => {
                     let own = eager.as_ref().filter(|refused| refused.operation == body.seq + 1);
                     passed.refused.extend(own.map(|refused| (OpAt::Eager(body.clone()), refused)).map(value_error));
@@ -232,9 +265,15 @@ impl StreamOnCard {
                 }
                 _ => {}
             }
-            let interval = sent.along.and_then(|along| along.interval);
-            passed.ran.extend(interval.map(|interval| (passed.items.len(), interval)));
-            passed.items.push(sent.item);
+            match item {
+                // It holds nothing but memory.
+                Item::Op(body) if along.is_none() && matches!(body.op.launch, Launch::Kernel(_)) => spent.push(body.op),
+                item => {
+                    let interval = along.and_then(|along| along.interval);
+                    passed.ran.extend(interval.map(|interval| (passed.items.len(), interval)));
+                    passed.items.push(item);
+                }
+            }
         }
     }
 
