@@ -514,13 +514,18 @@ fn batch_divides(config: &Config) -> Option<Violation> {
         let fitting = nearest_divisors(global_batch / data_ranks, micro_batch).into_iter().find(|&m| m < micro_batch);
         nearest.extend(fitting.map(|micro| Setting::new("train.micro_batch", micro)));
     }
+    // With this batch, other numbers of ranks may do.
+    let each = micro_batch.saturating_mul(config.layout.gtp.into());
+    if !global_batch.is_multiple_of(data_ranks) && global_batch.is_multiple_of(each) {
+        let fitting = nearest_divisors(global_batch / each, config.layout.dp.into());
+        nearest.extend(fitting.into_iter().map(|ranks| Setting::new("layout.dp", ranks)));
+    }
+    // It is 1 if nobody set it, and then not what hinders.
+    let micro = (micro_batch > 1).then(|| Setting::new("train.micro_batch", micro_batch));
+    let batch = [Setting::new("train.global_batch", global_batch)].into_iter().chain(micro);
+    let layout = [("layout.dp", config.layout.dp), ("layout.gtp", config.layout.gtp)];
     Some(Violation {
-        settings: vec![
-            Setting::new("train.global_batch", global_batch),
-            Setting::new("train.micro_batch", micro_batch),
-            Setting::new("layout.dp", config.layout.dp),
-            Setting::new("layout.gtp", config.layout.gtp),
-        ],
+        settings: batch.chain(layout.map(|(key, ranks)| Setting::new(key, ranks))).collect(),
         rule: Rule::BatchMultiple { micro_batch, data_ranks },
         nearest,
     })
