@@ -129,6 +129,7 @@ impl CudaEngine {
             if memory.is_none() {
                 // What the card has passed may hold memory that nobody else does.
                 self.look(device);
+                self.free_spent(self.card(device.rank));
                 return take();
             }
             Ok(memory)
@@ -336,6 +337,15 @@ impl CudaEngine {
         }
     }
 
+    /// Streams of all ranks on `card` let go what only passed kernels hold.
+    fn free_spent(&self, card: &Arc<Card>) {
+        for on in self.open_streams().iter().map(|stream| stream_on_card(stream)) {
+            if Arc::ptr_eq(&on.card, card) {
+                drop(on.take_spent());
+            }
+        }
+    }
+
     /// Some kernel broke the context: every device on the card fails, with the operations that had begun.
     fn break_card(&self, card: &Arc<Card>) {
         let Some(source) = card.lost() else { return };
@@ -420,6 +430,7 @@ impl CudaEngine {
         let (timeout, begin) = (stream.device.machine.options.timeout, Instant::now());
         // Whoever gave a communicator up has waited for as long already.
         let limit = if self.cliques.some_stand() { timeout.min(STANDING) } else { timeout };
+        drop(on.take_spent());
         while on.has_operations() && on.card.lost().is_none() && begin.elapsed() < limit {
             let mut passed = Passed::default();
             on.take_all_passed(&mut passed);

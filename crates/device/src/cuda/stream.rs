@@ -108,6 +108,9 @@ const LOOSE: usize = 128;
 /// what is made next. All at once would take several times as long.
 const GO: usize = 2;
 
+/// Spent operations that a look leaves: as many as come until the next one takes with it.
+const LEFT: usize = GO * LOOK_EVERY;
+
 /// Items from one that looks what the card has passed to the next: asking the driver takes half of what a launch takes.
 const LOOK_EVERY: usize = 128;
 
@@ -175,17 +178,22 @@ impl StreamOnCard {
         if let Some(last) = workspaces.last().filter(|last| last.bytes() >= bytes) {
             return Ok(last.clone());
         }
-        let made = Arc::new(Workspace::new(&self.card, bytes.max(SMALLEST).next_power_of_two())?);
+        let size = bytes.max(SMALLEST).next_power_of_two();
+        let made = Workspace::new(&self.card, size).or_else(|error| {
+            // Its own passed operations may hold memory that nobody needs.
+            if self.take_spent().is_empty() { Err(error) } else { Workspace::new(&self.card, size) }
+        });
+        let made = Arc::new(made?);
         workspaces.push(made.clone());
         Ok(made)
     }
 
     /// Gives up what its kernels worked in, if none is on its way. The caller has the line, so none gets there meanwhile.
     pub(super) fn give_up_workspaces(&self) {
-        let flight = lock(&self.flight);
-        let idle = !flight.sent.iter().any(Sent::is_operation);
-        let workspaces = if idle { std::mem::take(&mut *lock(&self.workspaces)) } else { Vec::new() };
-        drop((flight, workspaces));
+        if !self.has_operations() {
+            let workspaces = std::mem::take(&mut *lock(&self.workspaces));
+            drop(workspaces);
+        }
     }
 
     /// Keeps what was sent. True when it is time for a mark.
@@ -222,9 +230,17 @@ impl StreamOnCard {
     }
 
     /// Takes out what the card has passed, as far as its marks tell. On a broken card that is nothing. Kernels leave
-    /// their operations here, to go a few at a time.
+    /// their last operations here, to go a few at a time.
     pub(super) fn take_passed(&self, passed: &mut Passed) {
-        self.pass(&mut lock(&self.flight), passed);
+        let mut flight = lock(&self.flight);
+        self.pass(&mut flight, passed);
+        let more = flight.spent.len().saturating_sub(LEFT);
+        passed.spent.extend(flight.spent.drain(..more));
+    }
+
+    /// Operations that hold nothing but memory, and that only until others come.
+    pub(super) fn take_spent(&self) -> Vec<Op> {
+        std::mem::take(&mut lock(&self.flight).spent)
     }
 
     /// As [`StreamOnCard::take_passed`], with all that was left.
@@ -281,6 +297,7 @@ impl StreamOnCard {
     pub(super) fn take_broken(&self) -> (Option<OpAt>, Vec<Item>) {
         let mut flight = lock(&self.flight);
         let sent: Vec<Item> = flight.sent.drain(..).map(|sent| sent.item).collect();
+        flight.spent.clear();
         let launch = sent.iter().find_map(|item| match item {
             Item::Launch(Some(launch)) if on_card(launch).post().begun() > 0 => Some(launch),
             _ => None,

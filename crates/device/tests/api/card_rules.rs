@@ -1,6 +1,10 @@
 //! What a card refuses, and what only a card can show.
 
-use std::{fs, sync::Arc, time::Instant};
+use std::{
+    fs,
+    sync::{Arc, Mutex, mpsc},
+    time::Instant,
+};
 
 use device::{
     cuda::{CudaError, CudaOptions},
@@ -290,4 +294,35 @@ fn memory_goes_back_while_a_stream_is_fed() {
     assert!(device.memory().len() < 2500, "{} temporaries are left", device.memory().len());
     stream.synchronize().unwrap();
     assert_eq!((device.memory().len(), Arc::strong_count(&owned)), (0, 1));
+}
+
+/// Operations go a few at a time when the card has passed them; of very many that it passed at once few are left by the
+/// next look, which comes within 128 submissions.
+#[test]
+fn memory_of_a_backlog_goes_back_with_the_next_look() {
+    let _turn = card_turn();
+    let (device, stream) = open(&cuda().machine(), 0, "compute");
+    let (fixed, end) = (floats(&device, "fixed", 100), device.event("end"));
+    let (go, gate) = mpsc::channel::<()>();
+    let gate = Mutex::new(gate);
+    let stand = move |_: &mut Args<'_>| gate.lock().unwrap().recv_timeout(LIMIT).map_err(Into::into);
+    stream.launch(Op::host("stand", "test", vec![Access::update(&fixed)], stand)).unwrap();
+    // Fewer than a card's queue holds.
+    for _ in 0..600 {
+        stream.launch(Fill { y: &floats(&device, "temp", 100), value: 1.0 }.op("test").unwrap()).unwrap();
+    }
+    stream.record(&end).unwrap();
+    assert!(device.memory().len() > 600, "{} are held", device.memory().len());
+    go.send(()).unwrap();
+    let begin = Instant::now();
+    while !end.is_done() {
+        assert!(begin.elapsed() < LIMIT, "fills are not done in {LIMIT:?}");
+        std::thread::yield_now();
+    }
+    for _ in 0..128 {
+        stream.launch(Fill { y: &fixed, value: 1.0 }.op("test").unwrap()).unwrap();
+    }
+    assert!(device.memory().len() <= 1 + 256, "{} are left", device.memory().len());
+    stream.synchronize().unwrap();
+    assert_eq!(device.memory().len(), 1);
 }
